@@ -14,6 +14,7 @@ use crate::fake_gitlab::http::Answer;
 use crate::fake_gitlab::{ACCESS, FakeGitlab, Fault, REGISTRATION, RUNNER};
 use crate::git_server::GitServer;
 use crate::jobs::waits_for;
+use crate::sources::tools;
 use crate::support::{tree, wait_for};
 
 const ASK: &str = "POST /jobs/request";
@@ -214,6 +215,27 @@ fn c06_each_dependency_is_downloaded_with_its_own_token_and_no_other() {
 /// A `git` that writes its arguments into a file beside itself before it works.
 const GIT: &str = "#!/bin/sh\nprintf '%s\\n' \"$@\" >>\"$0.log\"\nPATH=${PATH#*:} exec git \"$@\"\n";
 
+/// Gives a job these sources, for which the server wants the job's token.
+fn with_sources(job: &mut Value, server: &GitServer, sha: &str) {
+    server.require("gitlab-ci-token", job["token"].as_str().unwrap());
+    job["git_info"]["sha"] = json!(sha);
+    job["git_info"]["depth"] = json!(0);
+    let variables = job["variables"].as_array_mut().unwrap();
+    variables.retain(|variable| variable["key"] != "GIT_STRATEGY");
+    job["steps"][0]["script"] = json!(["cat text", ": >left"]);
+}
+
+/// Asserts that cell 1 got no more of Git than requests without credentials. Git shows its own only after it was asked
+/// for them, and what shows none goes to the default cell.
+fn assert_that_only_questions_went_astray(cells: &Cells) {
+    for seen in &cells.one().world().seen {
+        assert!(seen.path.starts_with("/group/project.git/info/refs"), "{}", seen.path);
+        assert!(!seen.headers.contains_key("authorization"));
+    }
+    assert!(count(&cells.two, "POST /group/project.git/git-upload-pack") > 0);
+    cells.assert_apart(None);
+}
+
 #[test]
 fn c07_sources_are_cloned_and_fetched_from_the_cell_of_the_job_s_token() {
     let Some(server) = GitServer::start("c07_sources_are_cloned_and_fetched") else { return };
@@ -230,14 +252,7 @@ fn c07_sources_are_cloned_and_fetched_from_the_cell_of_the_job_s_token() {
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     cells.scene.start_with(|command| _ = command.env("PATH", path));
     for (sha, wanted) in [(&first, "one"), (&second, "two")] {
-        let job = cells.two.add(|job| {
-            server.require("gitlab-ci-token", job["token"].as_str().unwrap());
-            job["git_info"]["sha"] = json!(sha);
-            job["git_info"]["depth"] = json!(0);
-            let variables = job["variables"].as_array_mut().unwrap();
-            variables.retain(|variable| variable["key"] != "GIT_STRATEGY");
-            job["steps"][0]["script"] = json!(["cat text", "touch left"]);
-        });
+        let job = cells.two.add(|job| with_sources(job, &server, sha));
         let ended = cells.two.ended(job);
         assert!(
             ended.state == "success" && ended.text().contains(&format!(" {wanted}\n")),
@@ -251,15 +266,23 @@ fn c07_sources_are_cloned_and_fetched_from_the_cell_of_the_job_s_token() {
             assert!(!text.windows(ended.token.len()).any(|part| part == ended.token.as_bytes()));
         }
     }
-    assert!(count(&cells.two, "POST /group/project.git/git-upload-pack") > 1);
-    // Git shows its credentials after it was asked for them: only what shows none goes to the default cell.
-    for seen in &cells.one().world().seen {
-        assert!(
-            seen.path.starts_with("/group/project.git/info/refs")
-                && !seen.headers.contains_key("authorization")
-        );
-    }
-    cells.assert_apart(None);
+    assert_that_only_questions_went_astray(&cells);
+}
+
+#[test]
+fn c07_sources_come_from_the_cell_of_the_job_s_token_without_the_program_git_too() {
+    let Some(server) = GitServer::start("c07_sources_come_without_the_program_git") else { return };
+    let repository = server.repository("group/project.git");
+    let sha = repository.file("text", "one\n").commit("first");
+    let mut cells = Cells::new();
+    cells.configure("", &[("two", &cells.url(), &token(2), "")]);
+    cells.two.serve_git(server.host());
+    let tools = tools(&cells.scene);
+    cells.scene.start_with(|command| _ = command.env("PATH", tools));
+    let job = cells.two.add(|job| with_sources(job, &server, &sha));
+    let ended = cells.two.ended(job);
+    assert!(ended.state == "success" && ended.text().contains(" one\n"), "{}", ended.text());
+    assert_that_only_questions_went_astray(&cells);
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a15_failures_of_sources_are_told_apart() {
 }
 
 /// A folder with the programs that a script needs, and no `git`.
-fn tools(scene: &Scene) -> std::path::PathBuf {
+pub(crate) fn tools(scene: &Scene) -> std::path::PathBuf {
     let folder = scene.path("tools");
     fs::create_dir(&folder).unwrap();
     let path = std::env::var_os("PATH").unwrap();
