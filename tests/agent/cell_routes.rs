@@ -12,6 +12,7 @@ use crate::cell_router::options::Options;
 use crate::cell_router::route::{Choice, Rules, UnknownCell};
 use crate::cell_router::{CellRouter, Exchange};
 use crate::fake_gitlab::cell::{job_token, runner_token};
+use crate::fake_gitlab::port::Port;
 
 /// Tokens of the cells 1, 2 and 36, from the specification of routable tokens.
 const TOKENS: [(u64, &str); 3] = [
@@ -171,18 +172,30 @@ struct Bare {
     reports: mpsc::Receiver<Exchange>,
 }
 
+/// Starts a router before cells at these addresses.
+fn router_before(urls: [String; 2]) -> (CellRouter, mpsc::Receiver<Exchange>) {
+    let [one, two] = urls;
+    let (one, two) = (format!("1={one}"), format!("2={two}"));
+    let words = ["--listen", "127.0.0.1:0", "--cell", &one, "--cell", &two, "--default", "1"];
+    let options = Options::parse(&words).unwrap();
+    let (send, reports) = mpsc::channel();
+    let send = std::sync::Mutex::new(send);
+    let listener = TcpListener::bind(options.listen).unwrap();
+    let router = CellRouter::start(listener, options.routes, move |exchange| {
+        send.lock().unwrap().send(exchange).ok();
+    });
+    (router, reports)
+}
+
+/// Returns the address of a server that listens here.
+fn url(listener: &TcpListener) -> String {
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
 impl Bare {
     fn new() -> Self {
         let cells = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [one, two] = [0, 1].map(|at| format!("{}=http://{}", at + 1, cells[at].local_addr().unwrap()));
-        let words = ["--listen", "127.0.0.1:0", "--cell", &one, "--cell", &two, "--default", "1"];
-        let options = Options::parse(&words).unwrap();
-        let (send, reports) = mpsc::channel();
-        let send = std::sync::Mutex::new(send);
-        let listener = TcpListener::bind(options.listen).unwrap();
-        let router = CellRouter::start(listener, options.routes, move |exchange| {
-            send.lock().unwrap().send(exchange).ok();
-        });
+        let (router, reports) = router_before([url(&cells[0]), url(&cells[1])]);
         Self { cells, router, reports }
     }
 
@@ -278,8 +291,9 @@ fn bodies_pass_the_router_as_they_come_in_both_directions() {
 
 #[test]
 fn a_cell_that_is_down_is_told_and_no_other_one_is_asked() {
-    let Bare { cells: [one, two], router, reports } = Bare::new();
-    drop(two);
+    let one = TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = Port::new();
+    let (router, reports) = router_before([url(&one), nobody.url()]);
     let bare = |text: String| {
         let mut client = TcpStream::connect(router.url().replace("http://", "")).unwrap();
         client.write_all(text.as_bytes()).unwrap();

@@ -1,7 +1,9 @@
 //! A port of the loopback that stays reserved while nobody listens on it.
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 
@@ -27,8 +29,17 @@ impl Port {
         format!("http://{}", self.address)
     }
 
-    /// Listens at the port. The listener before must have ended.
+    /// Listens at the port. The listener before must have ended. A process that another thread has just forked can hold a
+    /// copy of it until it executes its program, so the port can be in use for a moment.
     pub(crate) fn listen(&self) -> TcpListener {
-        TcpListener::bind(self.address).unwrap()
+        let start = Instant::now();
+        loop {
+            match TcpListener::bind(self.address) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed() < super::PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                result => return result.unwrap(),
+            }
+        }
     }
 }
