@@ -58,17 +58,17 @@ fn parsed(digits: &str, radix: u32) -> Option<u128> {
     if well_formed { u128::from_str_radix(&digits, radix).ok() } else { None }
 }
 
-/// Parses a number to base 60 of at most three places: `12:30` is 750.
+/// Parses a number to base 60 of two or three places: `12:30` is 750. The text has a colon.
 fn sexagesimal(text: &str) -> Option<u128> {
     let mut places = text.split(':');
     let mut number = parsed(places.next()?, 10)?;
     let rest: Vec<&str> = places.collect();
-    if rest.is_empty() || rest.len() > 2 {
+    if rest.len() > 2 {
         return None;
     }
     for place in rest {
-        let digit =
-            (place.len() <= 2).then(|| place.parse::<u8>().ok()).flatten().filter(|digit| *digit < 60)?;
+        let is_plain = place.len() <= 2 && !place.starts_with('+');
+        let digit = is_plain.then(|| place.parse::<u8>().ok()).flatten().filter(|digit| *digit < 60)?;
         number = number.checked_mul(60)?.checked_add(digit.into())?;
     }
     Some(number)
@@ -78,16 +78,12 @@ fn sexagesimal(text: &str) -> Option<u128> {
 fn float(text: &str) -> Option<String> {
     let (mantissa, exponent) = text.split_once(['e', 'E']).map_or((text, None), |(m, e)| (m, Some(e)));
     let (whole, fraction) = mantissa.split_once('.')?;
-    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    let has_sign = exponent.is_none_or(|exponent| {
-        exponent.strip_prefix(['+', '-']).is_some_and(|e| !e.is_empty() && is_digits(e))
-    });
-    let whole = whole.replace('_', "");
-    if !is_digits(&whole) || !is_digits(fraction) || !has_sign || whole.len() + fraction.len() == 0 {
+    if !exponent.is_none_or(|exponent| exponent.starts_with(['+', '-'])) {
         return None;
     }
-    let exponent = exponent.map(|exponent| format!("e{exponent}")).unwrap_or_default();
-    let number: f64 = format!("{whole}.{fraction}{exponent}").parse().ok()?;
+    let (whole, exponent) = (whole.replace('_', ""), exponent.map(|exponent| format!("e{exponent}")));
+    // All else that is no number is none for the parser, too.
+    let number: f64 = format!("{whole}.{fraction}{}", exponent.unwrap_or_default()).parse().ok()?;
     if !number.is_finite() {
         return None;
     }
@@ -95,8 +91,8 @@ fn float(text: &str) -> Option<String> {
     Some(match shown.split_once('e') {
         Some((mantissa, exponent)) => {
             let point = if mantissa.contains('.') { "" } else { ".0" };
-            let sign = if exponent.starts_with('-') { "" } else { "+" };
-            format!("{mantissa}{point}e{sign}{exponent}")
+            let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+            format!("{mantissa}{point}e{sign}{digits:0>2}")
         }
         None => shown,
     })
@@ -117,6 +113,8 @@ mod tests {
             ("0x1F", "31"),
             ("0b11", "3"),
             ("22:22", "1342"),
+            ("1:59", "119"),
+            ("9:5", "545"),
             ("1:30:00", "5400"),
             ("1.10", "1.1"),
             ("3.0", "3.0"),
@@ -124,6 +122,11 @@ mod tests {
             ("5.", "5.0"),
             ("1.5e+3", "1500.0"),
             ("1.0e+20", "1.0e+20"),
+            ("1_0.5e-2", "0.105"),
+            ("0.00001", "1.0e-05"),
+            ("-2.5E-120", "-2.5e-120"),
+            ("+.5", "0.5"),
+            ("-0.0", "-0.0"),
             ("-0", "0"),
         ] {
             assert_eq!(meaning(text), Meaning::Number(shown.to_owned()), "{text}");
@@ -138,7 +141,9 @@ mod tests {
         for word in ["false", "no", "Off"] {
             assert_eq!(meaning(word), Meaning::Bool(false));
         }
-        assert_eq!(meaning("~"), Meaning::Null);
+        for word in ["", "~", "null", "Null", "NULL"] {
+            assert_eq!(meaning(word), Meaning::Null);
+        }
     }
 
     #[test]
@@ -151,6 +156,10 @@ mod tests {
             "n",
             "12:3:4:5",
             "12:99",
+            "1:60",
+            "1:030",
+            "1:+5",
+            "1:-5",
             "1:",
             ".",
             "-",
@@ -159,8 +168,44 @@ mod tests {
             "1a",
             "2001-12-14",
             "1.5e3",
+            "1.5e+",
+            "1.5e+x",
+            "1.5e++3",
+            "1.5e+3e+4",
+            "1.5e+999",
+            "1.5x",
+            "1x.5",
+            ".e+3",
+            ".inf",
+            "e.1",
+            "0b2",
+            "0xg",
         ] {
             assert_eq!(meaning(text), Meaning::Text, "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whole_numbers_are_the_same_in_all_forms(number in 1_u64..) {
+            for text in [format!("{number}"), format!("+{number}"), format!("0x{number:x}"), format!("0b{number:b}"), format!("0{number:o}")] {
+                proptest::prop_assert_eq!(meaning(&text), Meaning::Number(number.to_string()), "{}", text);
+            }
+            proptest::prop_assert_eq!(meaning(&format!("-{number}")), Meaning::Number(format!("-{number}")));
+        }
+
+        #[test]
+        fn times_are_numbers_to_base_60(places in proptest::collection::vec(0_u64..60, 1..3), first in 1_u64..1000) {
+            let text = places.iter().fold(first.to_string(), |text, place| format!("{text}:{place:02}"));
+            let number = places.iter().fold(first, |number, place| number * 60 + place);
+            proptest::prop_assert_eq!(meaning(&text), Meaning::Number(number.to_string()));
+        }
+
+        #[test]
+        fn any_text_has_a_meaning_and_numbers_mean_themselves(text in "[-+0-9._:exb]{0,8}") {
+            if let Meaning::Number(shown) = meaning(&text) {
+                proptest::prop_assert_eq!(meaning(&shown), Meaning::Number(shown.clone()), "{}", text);
+            }
         }
     }
 }
