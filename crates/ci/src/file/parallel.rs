@@ -80,6 +80,15 @@ pub(super) fn matrix(node: &Node, path: &str, findings: &mut Findings) -> Option
     for (index, item) in items.iter().enumerate() {
         let path = at_index(path, index);
         let map = findings.any_mapping(item, &path)?;
+        if map.is_empty() {
+            findings.error_with_help(
+                &item.place,
+                &path,
+                "it has no variable",
+                "write NAME: [VALUES], or remove it",
+            );
+            return None;
+        }
         let mut mapping = IndexMap::new();
         for (name, entry) in map {
             mapping.insert(name.clone(), values(&entry.value, &join(&path, name), findings)?);
@@ -108,14 +117,15 @@ fn values(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<String
 
 /// Returns the number of combinations without making them.
 fn combinations(mapping: &IndexMap<String, Vec<String>>) -> usize {
-    if mapping.is_empty() { 0 } else { mapping.values().map(Vec::len).fold(1, usize::saturating_mul) }
+    mapping.values().map(Vec::len).fold(1, usize::saturating_mul)
 }
 
 /// Returns what is too long in a mapping, before its combinations are made.
 fn too_long(job: &str, mapping: &IndexMap<String, Vec<String>>) -> Option<String> {
     let longest = |values: &Vec<String>| values.iter().map(String::len).max().unwrap_or_default();
-    let values: usize = mapping.values().map(|values| longest(values) + ", ".len()).sum();
-    if job.len() + values > NAME_LIMIT {
+    let values: usize = mapping.values().map(longest).sum();
+    let separators = ", ".len() * mapping.len().saturating_sub(1);
+    if job.len() + ": []".len() + values + separators > NAME_LIMIT {
         return Some(format!("a name of the matrix has more than {NAME_LIMIT} bytes"));
     }
     let keys: usize = mapping.keys().map(String::len).sum();

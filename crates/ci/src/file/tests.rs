@@ -1,5 +1,7 @@
 //! Hostile and broken configurations. Each is refused with a place, or gives the documented result; nothing hangs.
 
+mod limits;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
