@@ -101,6 +101,9 @@ mod tests {
                 "BRANCH" => "feature/x-1",
                 "PATTERN" => "/^FEATURE/i",
                 "PLAIN" => "x-",
+                "OPEN" => "/x/ y",
+                "A_1" => "one",
+                "BACK" => "a\\b",
                 _ => return None,
             };
             Some(value.to_owned())
@@ -137,6 +140,24 @@ mod tests {
             ("$EMPTY =~ /^$/", true),
             ("!($A == \"b\")", true),
             ("null", false),
+            ("'a'", true),
+            ("\"\"", false),
+            ("/a/", true),
+            ("$A_1 == 'one'&&$A", true),
+            ("$UNSET == /a/", false),
+            ("$UNSET != /a/", true),
+            ("$A == null || $UNSET == $UNSET", true),
+            ("$BRANCH =~ $OPEN", false),
+            ("$BRANCH !~ $OPEN", true),
+            ("$BRANCH =~ 'x-'", false),
+            ("$BACK =~ /^a\\\\b$/ && $UNSET", false),
+            ("$BACK =~ /a\\\\/", true),
+            ("'a/b' =~ /a\\/b$/ && $A", true),
+            ("$BRANCH =~ /^FEATURE/is&&$B", true),
+            ("null =~ /^$/", true),
+            ("!!$A", true),
+            ("!$A == 'a'", false),
+            ("(($A))", true),
         ] {
             assert_eq!(holds(text), expected, "{text}");
         }
@@ -158,10 +179,35 @@ mod tests {
             ("$A =~ 'a' =~ 'b'", 10, "expected"),
             ("$", 0, "variable"),
             ("$A & $B", 3, "\"&\""),
+            ("$A | $B", 3, "\"|\""),
+            ("$1", 0, "variable"),
+            ("  $", 2, "variable"),
+            ("&& $A", 0, "expected a value"),
+            ("$A == )", 6, "expected a value"),
+            ("($A $B)", 4, "expected \")\""),
+            ("$A == abcd", 6, "\"abcd\""),
+            ("$A == nullx", 6, "\"nullx\""),
+            ("$A == é", 6, "\"é\""),
+            ("$A =~ /a/x", 6, "no flag \"x\""),
         ] {
             let mistake = Condition::parse(text).unwrap_err();
             assert!(mistake.message.contains(part), "{text}: {mistake:?}");
             assert_eq!(mistake.offset, offset, "{text}: {mistake:?}");
+        }
+    }
+
+    #[test]
+    fn operators_of_other_languages_are_answered_with_the_one_that_is_meant() {
+        for (text, help) in [
+            ("$A = 'a'", "write \"==\""),
+            ("$A & $B", "write \"&&\""),
+            ("$A | $B", "write \"||\""),
+            ("$A == a", "put a text into quotes, and write a variable as $NAME"),
+            ("${A}", "write $NAME"),
+            ("$A == 'a", "close it"),
+            ("$A =~ /a", "end it with \"/\""),
+        ] {
+            assert_eq!(Condition::parse(text).unwrap_err().help, Some(help), "{text}");
         }
     }
 
@@ -172,6 +218,11 @@ mod tests {
         let long = vec!["$A"; 400].join(" || ");
         assert!(Condition::parse(&long).is_ok());
         assert!(Condition::parse(&vec!["$A"; 100_000].join(" && ")).is_err());
+        // A thousand words, and one more.
+        assert!(Condition::parse(&format!("!{}", vec!["$A"; 500].join("&&"))).is_ok());
+        assert_eq!(Condition::parse(&vec!["$A"; 501].join("&&")).unwrap_err().offset, 2_000);
+        let nested = |depth: usize| Condition::parse(&format!("{}$A", "!".repeat(depth)));
+        assert!(nested(63).is_ok() && nested(64).unwrap_err().message.contains("too deeply"));
     }
 
     proptest::proptest! {

@@ -20,7 +20,6 @@ const LONGEST: u64 = 10 * 365 * 86_400;
 pub(crate) fn parse(text: &str) -> Option<Duration> {
     let mut seconds = 0_f64;
     let mut rest = text.trim();
-    let mut found = false;
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(rest.len());
         let number: f64 = rest.get(..digits)?.parse().ok()?;
@@ -33,11 +32,10 @@ pub(crate) fn parse(text: &str) -> Option<Duration> {
             UNITS.iter().find(|(names, _)| names.contains(&unit.as_str()))?.1
         };
         seconds += number * factor as f64;
-        found = true;
         rest = behind.get(letters..)?.trim_start_matches(|c: char| c == ',' || c.is_whitespace());
         rest = rest.strip_prefix("and ").unwrap_or(rest).trim_start();
     }
-    (found && seconds >= 1.0 && seconds <= LONGEST as f64).then(|| Duration::from_secs(seconds as u64))
+    (seconds >= 1.0 && seconds <= LONGEST as f64).then(|| Duration::from_secs(seconds as u64))
 }
 
 #[cfg(test)]
@@ -54,11 +52,16 @@ mod tests {
             ("90", 90),
             ("1.5h", 5_400),
             ("2 days, 3 hrs", 183_600),
-            ("1mo", 30 * 86_400),
+            ("1s", 1),
+            ("2 WEEKS", 1_209_600),
+            ("1mo", 2_592_000),
+            ("1 yr", 31_536_000),
+            ("10y", 315_360_000),
         ] {
             assert_eq!(parse(text), Some(Duration::from_secs(seconds)), "{text}");
         }
-        for text in ["", "h", "1 fortnight", "-1h", "0", "1e9y", "100000y", "1..5h", "never"] {
+        for text in ["", "h", "1 fortnight", "-1h", "0", "1e9y", "100000y", "3651d", "0.9s", "1..5h", "never"]
+        {
             assert_eq!(parse(text), None, "{text}");
         }
     }

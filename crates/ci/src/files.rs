@@ -65,4 +65,15 @@ mod tests {
             assert_eq!(below_root(path).as_deref(), plain, "{path:?}");
         }
     }
+
+    #[test]
+    fn a_file_that_cannot_be_read_has_its_reason() {
+        for (error, reason) in [
+            (ReadError::NotFound, "there is no such file"),
+            (ReadError::Outside, "it leads out of the repository"),
+            (ReadError::Failed("permission denied".to_owned()), "permission denied"),
+        ] {
+            assert_eq!(error.to_string(), reason);
+        }
+    }
 }

@@ -176,3 +176,6 @@ pub(crate) fn step_name(name: &str) -> String {
     let plain = name.bytes().map(|byte| if byte.is_ascii_alphanumeric() { char::from(byte) } else { '_' });
     std::iter::once("step_".to_owned()).chain(plain.map(String::from)).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -145,6 +145,8 @@ mod tests {
             ("ci/**/*.yml", "ci/a.yml", false),
             ("ci/**/*.yml", "ci/a/b.yml", true),
             ("ci/a.yml", "ci/axyml", false),
+            ("ci/*é*.yml", "ci/aéb.yml", true),
+            ("**", "a\nb", true),
         ] {
             assert_eq!(Glob::of_include(glob).unwrap().fits(path), fits, "{glob} {path}");
         }
@@ -168,6 +170,28 @@ mod tests {
             ("./a", "a", true),
             ("{a", "{a", true),
             ("[a", "[a", true),
+            ("[", "[", true),
+            ("a}", "a}", true),
+            ("a,b", "a,b", true),
+            ("a,b", "a", false),
+            ("{a,b},c", "b,c", true),
+            ("{a,b},c", "c", false),
+            ("{a,{b,c}}d", "cd", true),
+            ("{a,{b}", "a", true),
+            ("x**y", "xaby", true),
+            ("x**y", "xa/by", false),
+            ("**/a", "xa", false),
+            ("[a-c]", "b", true),
+            ("[^a-c]", "b", false),
+            ("[!a]", "/", false),
+            ("[.^]", "^", true),
+            ("[.]", "x", false),
+            ("[]]", "]", true),
+            (r"[\]", r"\", true),
+            ("[ab]c[d]", "bcd", true),
+            ("a?", "aé", true),
+            (r"a\é", "aé", true),
+            (r"a\", r"a\", true),
         ] {
             assert_eq!(Glob::of_path(glob).unwrap().fits(path), fits, "{glob} {path}");
         }
@@ -180,6 +204,33 @@ mod tests {
         {
             assert_eq!(Glob::of_archive(glob).unwrap().fits(path), fits, "{glob} {path}");
         }
+    }
+
+    #[test]
+    fn flags_are_those_of_re2() {
+        for (pattern, flags, text, matches) in [
+            ("^b$", "", "a\nb", false),
+            ("^b$", "m", "a\nb", true),
+            ("^B$", "im", "a\nb", true),
+            ("B", "", "b", false),
+            ("B", "i", "b", true),
+            ("a.b", "", "a\nb", false),
+            ("a.b", "s", "a\nb", true),
+        ] {
+            assert_eq!(regex(pattern, flags).unwrap().is_match(text), matches, "/{pattern}/{flags} {text:?}");
+        }
+        let found = |flags: &str| regex("a+", flags).unwrap().find("aaa").unwrap().len();
+        assert_eq!((found(""), found("U")), (3, 1));
+        assert_eq!(regex("a", "g").unwrap_err(), "a regular expression has no flag \"g\"");
+    }
+
+    #[test]
+    fn expressions_are_bounded_by_their_text_and_by_what_becomes_of_it() {
+        let padded = |length: usize| format!("(?x)a{}", " ".repeat(length - 5));
+        assert!(regex(&padded(16_384), "").is_ok());
+        assert!(regex(&padded(16_385), "").unwrap_err().contains("16384 bytes"));
+        assert!(regex(r"\w{20}", "").is_ok() && regex(&"ab".repeat(1_000), "").is_ok());
+        assert_eq!(regex("(a{1000}){1000}", "").unwrap_err(), "the regular expression is too large");
     }
 
     #[test]

@@ -131,3 +131,6 @@ fn asked(image: Option<&Image>, services: &[Image]) -> Option<String> {
     let all: Vec<String> = image.into_iter().chain(services).collect();
     (!all.is_empty()).then(|| format!("the job asks for {}", all.join(" and ")))
 }
+
+#[cfg(test)]
+mod tests;

@@ -154,4 +154,46 @@ mod tests {
         assert!(settings.debug_trace && settings.ignore_after_script_errors);
         assert_eq!(settings.warnings.len(), 2, "{:?}", settings.warnings);
     }
+
+    fn one(name: &str, value: &str) -> Settings {
+        Settings::read(&|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn each_word_of_a_strategy_means_it_and_is_said_back() {
+        for strategy in [Strategy::Clone, Strategy::Fetch, Strategy::None, Strategy::Empty] {
+            let settings = one("GIT_STRATEGY", strategy.word());
+            assert_eq!((settings.strategy, settings.warnings.len()), (Some(strategy), 0));
+        }
+        assert_eq!(one("GIT_STRATEGY", "pull").warnings.len(), 1);
+    }
+
+    #[test]
+    fn each_setting_is_read_and_an_empty_one_is_absent() {
+        let empty = Settings::read(&|_| Some(String::new()));
+        assert_eq!(empty, Settings::read(&|_| None));
+        assert_eq!((empty.strategy, empty.checkout, empty.debug_trace), (None, true, false));
+        assert_eq!((empty.script_timeout, empty.after_script_timeout), (None, AFTER_SCRIPT_TIMEOUT));
+        assert_eq!((empty.cache_fallback_key, empty.ignore_after_script_errors), (None, true));
+        for word in ["true", "TRUE", "True", "t", "1"] {
+            assert!(one("CI_DEBUG_TRACE", word).debug_trace, "{word}");
+        }
+        for word in ["false", "FALSE", "False", "f", "0"] {
+            assert!(!one("GIT_CHECKOUT", word).checkout, "{word}");
+            assert!(!one("AFTER_SCRIPT_IGNORE_ERRORS", word).ignore_after_script_errors, "{word}");
+        }
+        for (text, attempts) in [("0", 1), ("1", 1), ("2", 2), ("10", 10), ("11", 1), ("300", 1), ("x", 1)] {
+            assert_eq!(one("GET_SOURCES_ATTEMPTS", text).get_sources_attempts, attempts, "{text}");
+            assert_eq!(one("RESTORE_CACHE_ATTEMPTS", text).restore_cache_attempts, attempts, "{text}");
+            assert_eq!(
+                one("ARTIFACT_DOWNLOAD_ATTEMPTS", text).artifact_download_attempts,
+                attempts,
+                "{text}"
+            );
+        }
+        let minute = Duration::from_mins(1);
+        assert_eq!(one("RUNNER_SCRIPT_TIMEOUT", "1m").script_timeout, Some(minute));
+        assert_eq!(one("RUNNER_AFTER_SCRIPT_TIMEOUT", "1m").after_script_timeout, minute);
+        assert_eq!(one("CACHE_FALLBACK_KEY", "k").cache_fallback_key.as_deref(), Some("k"));
+    }
 }

@@ -21,6 +21,19 @@ fn each_command_stands_alone_so_that_the_first_failure_counts() {
     let job = job("script: [\"false\", echo never]\nbefore_script: [a, [b]]\n");
     assert_eq!(job.name, "job");
     assert_eq!(script(&job, 0), ["a", "b", "false", "echo never"]);
+    assert!(job.messages.is_empty(), "{:?}", job.messages);
+}
+
+#[test]
+fn what_a_mapping_warns_of_is_told_with_the_job() {
+    let job = job("script: x\nvariables: {A: 012}\nrules: [{exists: ['**/*'], variables: {A: found}}]\n");
+    let told: Vec<&str> = job.messages.iter().map(|message| message.text.as_str()).collect();
+    assert!(job.messages.iter().all(|message| message.is_warning), "{told:?}");
+    assert!(
+        told[0].contains("none of its rules matches") && told[1].contains("012 is read as 10"),
+        "{told:?}"
+    );
+    assert_eq!(job.variables.iter().find(|variable| variable.key == "A").unwrap().value, "10");
 }
 
 #[test]

@@ -274,3 +274,37 @@ impl<'l> Loader<'l> {
         self.findings.add_with_suggestion(finding, path, known.iter().map(String::as_str), None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A repository in which each file is the same.
+    struct Same(&'static str);
+
+    impl Files for Same {
+        fn read(&self, _: &str) -> Result<String, ReadError> {
+            Ok(self.0.to_owned())
+        }
+
+        fn list(&self) -> Result<Vec<String>, ReadError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn all_files_together_have_at_most_sixteen_mebibytes() {
+        let files = Same("a: {script: x}");
+        let (variables, texts) = (Resolved::default(), IndexMap::new());
+        let read_after = |bytes: usize| {
+            let mut findings = Findings::default();
+            let mut loader = Loader::new(&files, &variables, None, &mut findings);
+            loader.bytes = bytes;
+            loader.main("ci.yml", &texts);
+            findings.into_list().iter().map(ToString::to_string).collect::<String>()
+        };
+        let room = 16_777_216 - files.0.len();
+        assert_eq!(read_after(room), "");
+        assert!(read_after(room + 1).ends_with("the files of the configuration have more than 16 MiB"));
+    }
+}

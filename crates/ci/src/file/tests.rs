@@ -1,5 +1,8 @@
 //! Hostile and broken configurations. Each is refused with a place, or gives the documented result; nothing hangs.
 
+mod includes;
+mod inputs;
+mod keywords;
 mod limits;
 
 use std::collections::BTreeMap;

@@ -57,3 +57,14 @@ fn without_stages(configuration: &mut CiFile) {
         job.dependencies = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_has_no_files() {
+        assert_eq!(NoFiles.read("a"), Err(ReadError::NotFound));
+        assert_eq!(NoFiles.list(), Ok(Vec::new()));
+    }
+}

@@ -36,6 +36,8 @@ mod tests {
             level.iter().map(|(name, defined)| (name.as_str(), defined.value.as_str())).collect();
         assert_eq!(values, [("A", ""), ("B", "x = \"y\" # z")]);
         assert!(read("").unwrap().is_empty());
+        assert_eq!(read("A_1=x").unwrap()["A_1"].value, "x");
+        assert_eq!(REPORT_LIMIT, 5_120);
     }
 
     #[test]

@@ -68,4 +68,34 @@ mod tests {
         assert_eq!(order.component[1], order.component[2]);
         assert_eq!(order.component.iter().collect::<std::collections::BTreeSet<_>>().len(), 4);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn nodes_are_of_one_component_exactly_if_each_reaches_the_other(
+            edges in proptest::collection::vec(proptest::collection::vec(0_usize..7, 0..3), 7),
+        ) {
+            let reaches = |from: usize, to: usize| {
+                let mut seen = vec![from];
+                let mut next = 0;
+                while let Some(node) = seen.get(next).copied() {
+                    next += 1;
+                    let new: Vec<usize> = edges[node].iter().copied().filter(|target| !seen.contains(target)).collect();
+                    seen.extend(new);
+                }
+                seen.contains(&to)
+            };
+            let order = of(&edges);
+            let mut nodes = order.post_order.clone();
+            let place = |node: usize| order.post_order.iter().position(|other| *other == node).unwrap();
+            for a in 0..edges.len() {
+                for b in 0..edges.len() {
+                    let is_cycle = reaches(a, b) && reaches(b, a);
+                    proptest::prop_assert_eq!(order.component[a] == order.component[b], is_cycle, "{} {}", a, b);
+                    proptest::prop_assert!(is_cycle || !edges[a].contains(&b) || place(b) < place(a), "{} {}", a, b);
+                }
+            }
+            nodes.sort_unstable();
+            proptest::prop_assert!(nodes.into_iter().eq(0..edges.len()));
+        }
+    }
 }

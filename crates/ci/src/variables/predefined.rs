@@ -222,6 +222,17 @@ mod tests {
             assert!(slug.starts_with(start) && slug.len() == start.len() + 6, "{slug}");
         }
         assert_ne!(environment_slug("review/a"), environment_slug("review-A"));
+        let (fits, is_longer) = ("a".repeat(24), "a".repeat(25));
+        for (name, slug) in [
+            (fits.as_str(), fits.as_str()),
+            (is_longer.as_str(), "aaaaaaaaaaaaaaaaa-1n7uof"),
+            ("review/a", "review-a-ppbxnw"),
+            ("Production", "production-iis43c"),
+            ("a--b", "a-b-m3ql0o"),
+            ("12345678901234567/x", "env-1234567890123-tcfnjo"),
+        ] {
+            assert_eq!(environment_slug(name), slug);
+        }
     }
 
     #[test]
@@ -252,6 +263,41 @@ mod tests {
             assert_eq!(level[name].value, value, "{name}");
         }
         assert!(!level.contains_key("CI_JOB_TOKEN"));
+        for (url, protocol, port) in [
+            ("https://a.example.com/", "https", "443"),
+            ("http://a.example.com", "http", "80"),
+            ("ssh://a.example.com", "ssh", ""),
+            ("", "", ""),
+        ] {
+            let repository = RepositoryFacts { server_url: url.to_owned(), path: "g/p".to_owned() };
+            let level = predefined(&Facts { repository: Some(repository), ..Facts::default() }, None);
+            assert_eq!(level["CI_SERVER_PROTOCOL"].value, protocol, "{url}");
+            assert_eq!(level["CI_SERVER_PORT"].value, port, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_job_has_its_place_among_its_copies() {
+        let job = JobFacts {
+            name: "Unit: [a]".to_owned(),
+            stage: "test".to_owned(),
+            image: Some("rust:1".to_owned()),
+            node: Some((2, 3)),
+        };
+        let level = predefined(&Facts::default(), Some(&job));
+        for (name, value) in [
+            ("CI_JOB_NAME", "Unit: [a]"),
+            ("CI_JOB_NAME_SLUG", "unit---a"),
+            ("CI_JOB_STAGE", "test"),
+            ("CI_JOB_IMAGE", "rust:1"),
+            ("CI_NODE_INDEX", "2"),
+            ("CI_NODE_TOTAL", "3"),
+        ] {
+            assert_eq!(level[name].value, value, "{name}");
+        }
+        let alone = predefined(&Facts::default(), Some(&JobFacts::default()));
+        assert!(!alone.contains_key("CI_NODE_INDEX") && !alone.contains_key("CI_JOB_IMAGE"));
+        assert!(!predefined(&Facts::default(), None).contains_key("CI_NODE_TOTAL"));
     }
 
     #[test]

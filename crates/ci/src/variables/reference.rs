@@ -142,6 +142,11 @@ mod tests {
             (vec![reference("$A"), reference("$B")], "$A$B"),
             (vec![reference("${"), literal("b}")], "b}"),
             (vec![literal("$"), literal("b")], "$$b"),
+            (vec![reference("$A"), literal("_b")], "${A}_b"),
+            (vec![reference("$A"), literal("1")], "${A}1"),
+            (vec![reference("$A"), literal("é")], "$Aé"),
+            (vec![reference("$1"), literal("b")], "$1b"),
+            (vec![literal("b"), reference("$A")], "b$A"),
         ] {
             assert_eq!(sent(&parts), expected);
         }
@@ -159,6 +164,10 @@ mod tests {
             ("$1$?", vec!["<>", "<>"]),
             ("${open", vec!["<>", "open"]),
             ("é$é", vec!["é$é"]),
+            ("$A_1.$_x", vec!["<A_1>", ".", "<_x>"]),
+            ("$*$@$#$!$-$%", vec!["<>", "<>", "<>", "<>", "<>", "$%"]),
+            ("$12", vec!["<>", "2"]),
+            ("${}x", vec!["<>", "x"]),
             ("", vec![]),
         ] {
             assert_eq!(split(value), expected, "{value}");

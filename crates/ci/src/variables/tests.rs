@@ -85,6 +85,88 @@ fn a_long_chain_takes_no_stack() {
     assert_eq!(one(&[chain], "V0"), "$V4000");
 }
 
+#[test]
+fn values_are_bounded_by_their_bytes_and_their_pieces() {
+    let read = |value: String| {
+        let level: Level = [("A".to_owned(), Defined::expanded(value))].into();
+        Resolved::new(&[level]).map(drop)
+    };
+    let mib = 1024 * 1024;
+    assert_eq!(read("x".repeat(15 * mib)), Ok(()));
+    let refused = read("x".repeat(16 * mib)).unwrap_err();
+    assert_eq!(refused.0, "the values of the variables have more than 16 MiB after expansion");
+    // Each of them costs, however short it is.
+    assert!(read("$1".repeat(100_000)).is_ok() && read("$1".repeat(mib)).is_err());
+}
+
+#[test]
+fn as_many_variables_are_possible_as_a_request_takes() {
+    let many =
+        |count: usize| -> Level { (0..count).map(|n| (format!("V{n}"), Defined::expanded(""))).collect() };
+    assert!(Resolved::new(&[many(4_096)]).is_ok() && Resolved::new(&[many(4_097)]).is_err());
+}
+
+#[test]
+fn debug_output_has_names_and_sizes_and_no_values() {
+    let secret = Defined { masked: true, ..Defined::raw("hunter2") };
+    let shown = format!("{secret:?}");
+    assert!(
+        shown.contains("[7 bytes]") && shown.contains("masked: true") && !shown.contains("hunter2"),
+        "{shown}"
+    );
+    let resolved = Resolved::new(&[[("PASSWORD".to_owned(), secret)].into()]).unwrap();
+    assert_eq!(format!("{resolved:?}"), "[\"PASSWORD\"]");
+}
+
+#[test]
+fn texts_of_inputs_get_what_is_known_and_keep_the_rest() {
+    let mut variables = level(&[("A", "a"), ("B", "$A$UNKNOWN")]);
+    variables.insert("KEY".to_owned(), Defined { file: true, ..Defined::raw("secret") });
+    let resolved = Resolved::new(&[variables]).unwrap();
+    assert_eq!(
+        resolved.fill_in_known("$A ${B} $NONE ${NONE}x $KEY $$ $1"),
+        "a a$UNKNOWN $NONE ${NONE}x $KEY $ $1"
+    );
+    assert_eq!(resolved.fill_in("$A ${B} [$NONE] [$KEY]"), "a a$UNKNOWN [] []");
+}
+
+#[test]
+fn variables_of_a_payload_are_expanded_once_against_what_was_sent() {
+    let variable = |key: &str, value: &str| PayloadVariable {
+        key: key.to_owned(),
+        value: value.to_owned(),
+        ..PayloadVariable::default()
+    };
+    let all = [
+        variable("A", "first"),
+        variable("A", "$B"),
+        variable("B", "b"),
+        variable("TWICE", "$A/${B}"),
+        variable("SELF", "x:$SELF"),
+        variable("PATH_OF", "--key $KEY $NONE"),
+        PayloadVariable { file: true, masked: true, ..variable("KEY", "secret") },
+        PayloadVariable { raw: true, ..variable("RAW", "$A $$") },
+        variable("OF_RAW", "$RAW"),
+    ];
+    let sent: Vec<(String, bool, bool)> =
+        of_payload(&all).into_iter().map(|found| (found.value, found.file, found.masked)).collect();
+    let plain = |value: &str| (value.to_owned(), false, false);
+    assert_eq!(
+        sent,
+        [
+            plain("first"),
+            plain("b"),
+            plain("b"),
+            plain("$$B/b"),
+            plain("x:$SELF"),
+            plain("--key $KEY $NONE"),
+            ("secret".to_owned(), true, true),
+            plain("$$A $$$$"),
+            plain("$$A $$$$"),
+        ]
+    );
+}
+
 proptest! {
     #[test]
     fn raw_values_survive_and_resolution_is_stable(value in "[$A-C{}x ]{0,12}", other in "[$A-C{}x ]{0,12}") {
