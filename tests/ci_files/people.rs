@@ -67,6 +67,15 @@ fn a_job_runs_as_documented_and_its_exit_code_is_that_of_the_command() {
 }
 
 #[test]
+fn a_script_ends_at_a_failure_that_errexit_does_not_let_pass() {
+    let file = "idioms:\n  script: ['[ -n \"$NOTHING\" ] && echo set', 'false | true || true', 'set +e', 'false', 'set -e', echo last, 'true | false', echo never]\n\
+        checked:\n  variables: {FF_ENABLE_BASH_EXIT_CODE_CHECK: \"true\"}\n  script: ['[ -n \"$NOTHING\" ] && echo set', echo never]\n";
+    let scene = Scene::new(&[(".gitlab-ci.yml", file)]);
+    assert_eq!(scene.job("idioms", &[]).ends_with(1).lines(), ["last"]);
+    assert!(scene.job("checked", &[]).ends_with(1).lines().is_empty());
+}
+
+#[test]
 fn a_job_that_asks_for_an_image_runs_only_if_the_user_says_so() {
     let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
     let ran = scene.job("in a container", &[]).ends_with(65).says("use --ignore-image");

@@ -39,6 +39,7 @@ impl Strategy {
 
 /// Settings of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a variable")]
 pub struct Settings {
     /// `GIT_STRATEGY`; `None` without one.
     pub strategy: Option<Strategy>,
@@ -52,6 +53,8 @@ pub struct Settings {
     pub artifact_download_attempts: u8,
     /// `CI_DEBUG_TRACE`.
     pub debug_trace: bool,
+    /// `FF_ENABLE_BASH_EXIT_CODE_CHECK`: the status is tested after each command, whatever errexit lets pass.
+    pub checks_exit_codes: bool,
     /// `RUNNER_SCRIPT_TIMEOUT`.
     pub script_timeout: Option<Duration>,
     /// `RUNNER_AFTER_SCRIPT_TIMEOUT`.
@@ -82,6 +85,7 @@ impl Settings {
             restore_cache_attempts: reader.attempts("RESTORE_CACHE_ATTEMPTS"),
             artifact_download_attempts: reader.attempts("ARTIFACT_DOWNLOAD_ATTEMPTS"),
             debug_trace: reader.boolean("CI_DEBUG_TRACE", false),
+            checks_exit_codes: reader.boolean("FF_ENABLE_BASH_EXIT_CODE_CHECK", false),
             script_timeout: reader.duration("RUNNER_SCRIPT_TIMEOUT"),
             after_script_timeout: reader
                 .duration("RUNNER_AFTER_SCRIPT_TIMEOUT")

@@ -249,9 +249,13 @@ impl Writer<'_> {
     fn script(&mut self, name: &str, lines: &[String], job: &Job) {
         self.step(name, "script_legacy");
         let lines = self.input(name, "array", json!(lines));
-        let mut inputs = vec![("script", lines), ("check_for_errors", "true".to_owned())];
-        if job.settings.debug_trace {
-            inputs.push(("debug_trace", "true".to_owned()));
+        let mut inputs = vec![("script", lines)];
+        for (name, is_set) in
+            [("check_for_errors", job.settings.checks_exit_codes), ("debug_trace", job.settings.debug_trace)]
+        {
+            if is_set {
+                inputs.push((name, "true".to_owned()));
+            }
         }
         self.pass(&inputs);
     }
