@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod artifacts;
+mod beside_runner;
 mod cell_outages;
 #[path = "../cell_router/mod.rs"]
 mod cell_router;
@@ -14,6 +15,8 @@ mod docker;
 mod fake_gitlab;
 #[path = "../support/git_server.rs"]
 mod git_server;
+#[path = "../gitlab_runner/runner.rs"]
+mod gitlab_runner;
 mod jobs;
 mod kube;
 mod runners;
