@@ -49,6 +49,7 @@ const CASES: &[Case] = &[
         &[("python3", WORKS), ("go", "[ \"$1\" != mod ] && { [ \"$1\" != env ] || echo go1.24.0; }")],
     ),
     case(&["agent-compare"], &[("git", WORKS), ("go", FAILS)]),
+    case(&["ci-runner"], &[("git", WORKS), ("go", FAILS)]),
     case(&["ci-peer"], &[("git", WORKS), ("node", WORKS), ("npm", FAILS), ("rsync", WORKS)]),
     case(&["reference-client"], &[("python3", WORKS), ("go", FAILS)]),
     case(
@@ -191,6 +192,7 @@ fn a_part_that_is_missing_is_named() {
         (&["reference-client"], "no go"),
         (&["ci-peer"], "no git"),
         (&["agent-compare"], "no git"),
+        (&["ci-runner"], "no git"),
     ] {
         for required in [false, true] {
             let mut command = Command::new(machine.path("bin/bash"));

@@ -121,7 +121,7 @@ pub(super) fn scene(folder: &Path) -> Scene {
     }
     let record = scene.path("home/record");
     let shell = format!(
-        "[ -n \"$CI_JOB_NAME\" ] && env -0 > '{}'\nfor tool in {PROGRAMS}; do eval \"$tool() {{ echo $tool \\\"\\$@\\\"; }}\"; done\n",
+        "[ -n \"$CI_JOB_NAME\" ] && command -p env -0 > '{}'\nfor tool in {PROGRAMS}; do eval \"$tool() {{ echo $tool \\\"\\$@\\\"; }}\"; done\n",
         record.display()
     );
     fs::write(scene.path("home/start.sh"), shell).unwrap();

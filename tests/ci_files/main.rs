@@ -2,6 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod artifacts;
+mod beside_runner;
+#[path = "../fake_gitlab/mod.rs"]
+mod fake_gitlab;
+#[path = "../gitlab_runner/runner.rs"]
+mod gitlab_runner;
 mod golden;
 #[path = "../support/parts.rs"]
 mod parts;
@@ -81,8 +86,14 @@ impl Scene {
     }
 
     fn git(&self, words: &[&str]) {
+        self.git_says(words);
+    }
+
+    /// Runs git and returns what it prints.
+    fn git_says(&self, words: &[&str]) -> String {
         let git = Command::new("git").args(words).current_dir(self.path("project")).output().unwrap();
         assert!(git.status.success(), "git {words:?}: {}", String::from_utf8_lossy(&git.stderr));
+        String::from_utf8_lossy(&git.stdout).trim().to_owned()
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
