@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
+use super::World;
 use super::http::{Answer, Request};
-use super::{World, job_of};
+use super::jobs::job_of;
 
 /// Takes the one part of a form.
 pub(super) fn upload(world: &mut World, id: u64, request: &Request) -> Answer {
