@@ -1,4 +1,4 @@
-//! Archives of artifacts: zip, gzip with a member for each file of a report, and tar.zst, which is only read (agent.md §12).
+//! Archives of artifacts: zip, gzip with a member for each file of a report, and tar.zst, which is only read (ci.md §5).
 
 mod gzip;
 mod tar;
