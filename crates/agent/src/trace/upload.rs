@@ -83,13 +83,15 @@ enum Phase {
 }
 
 impl Upload {
-    /// Makes the upload of a trace of which the server has `sent` bytes.
+    /// Makes the upload of a trace of which the server has `sent` bytes. The first piece of all is sent at once: whoever looks at
+    /// the job sees that it runs, and where.
     pub fn new(sent: u64, now: Moment) -> Self {
+        let next = if sent == 0 { now } else { now + INTERVAL };
         Self {
             sent,
             available: 0,
             interval: INTERVAL,
-            next: now + INTERVAL,
+            next,
             last: now,
             out: None,
             forbidden: 0,

@@ -17,7 +17,7 @@ fn at(seconds: u64) -> Moment {
 fn started() -> Upload {
     let mut upload = Upload::new(0, at(0));
     upload.grown(100);
-    assert_eq!(upload.request(at(2)), None);
+    assert_eq!(upload.wake(), Some(at(0)), "the first piece does not wait");
     assert_eq!(upload.request(at(3)), Some(Request::Append { from: 0, to: 100 }));
     assert_eq!(upload.request(at(9)), None, "one request at a time");
     upload
