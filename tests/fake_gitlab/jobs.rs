@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::http::{Answer, Request};
 use super::clients::Client;
+use super::http::{Answer, Request};
 use super::{Job, World, clients, refused, times};
 
 /// Returns the job if the request has its token. Who has no token of this server does not learn what is here.

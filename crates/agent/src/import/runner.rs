@@ -35,8 +35,8 @@ const CARRIED: [&str; 22] = [
 const RENAMED: [(&str, &str); 2] =
     [("pre_clone_script", "pre_get_sources_script"), ("post_clone_script", "post_get_sources_script")];
 
-/// The one switch of a Runner that works here.
-const SWITCH: &str = "FF_TIMESTAMPS";
+/// The switches of a Runner that work here.
+const SWITCHES: [&str; 2] = ["FF_ENABLE_BASH_EXIT_CODE_CHECK", "FF_TIMESTAMPS"];
 
 /// Reads an entry. `None`: its executor has no counterpart, and nothing is written for it.
 pub(super) fn read(table: &DeTable<'_>, header: usize, report: &mut Report<'_>) -> Option<NewEntry> {
@@ -111,7 +111,7 @@ fn known(
             report.rest(at, name, value, "caches are local: remote ones are not read or written");
         }
         ("feature_flags", value) => {
-            report.rest(at, name, value, "only FF_TIMESTAMPS has an effect: set it in `environment`");
+            report.rest(at, name, value, "only FF_TIMESTAMPS and FF_ENABLE_BASH_EXIT_CODE_CHECK have an effect: set them in `environment`");
         }
         ("job_status_final_update_retry_limit", value) => {
             report.rest(at, name, value, "a result is repeated for 24 hours");
@@ -190,7 +190,10 @@ fn environment(value: &DeValue<'_>, at: usize, entry: &mut NewEntry, report: &mu
             "the value has another form than expected",
         );
     };
-    let is_switch = |text: &String| text.starts_with("FF_") && !text.starts_with(&format!("{SWITCH}="));
+    let is_switch = |text: &String| {
+        let name = text.split('=').next().unwrap_or_default();
+        name.starts_with("FF_") && !SWITCHES.contains(&name)
+    };
     let (switches, kept): (Vec<String>, Vec<String>) = all.into_iter().partition(is_switch);
     if !kept.is_empty() || switches.is_empty() {
         report.add(at, "runners.environment".to_owned(), super::Fate::Carried);
