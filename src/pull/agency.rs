@@ -17,7 +17,7 @@ use super::clock::{Clock, wall};
 use super::configuration;
 use super::daemons::Daemons;
 use super::environment::Engines;
-use super::folder::JobFolder;
+use super::folder::{self, JobFolder};
 use super::info;
 use super::job::{JobTask, News, OfEntry, Surroundings};
 use super::place::{State, system_id};
@@ -460,9 +460,8 @@ impl Agency {
 
     /// Takes up the jobs of earlier agents.
     fn adopt(&mut self) {
-        let Ok(folders) = fs::read_dir(self.state.jobs()) else { return };
         let mut apis = Apis::default();
-        for path in folders.flatten().map(|entry| entry.path()) {
+        for path in folder::all(&self.state.jobs()) {
             let folder = JobFolder::new(path.clone());
             let record = match folder.record() {
                 Ok(record) => record,

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::agent::lifecycle::Disk;
+use crate::agent::names::is_folder;
 use crate::agent::record::Record;
 use crate::agent::sealed::{MAX_SIZE, Unusable};
 use crate::agent::trace::Checkpoint;
@@ -23,6 +24,13 @@ const SENT: &str = "sent";
 pub(super) fn environments(jobs: &Path) -> io::Result<BTreeSet<String>> {
     let names = fs::read_dir(jobs)?.map(|entry| Ok(format!("step-{}", entry?.file_name().display())));
     names.collect()
+}
+
+/// Returns the folders of records in `jobs`. Others there are not the agent's.
+pub(super) fn all(jobs: &Path) -> Vec<PathBuf> {
+    let is_ours = |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(is_folder);
+    let entries = fs::read_dir(jobs).into_iter().flatten().flatten();
+    entries.filter(is_ours).map(|entry| entry.path()).collect()
 }
 
 /// The folder of a job.
@@ -61,7 +69,7 @@ impl JobFolder {
             [HEAD, TRACE, CHECKPOINT, TAIL, SENT].iter().any(|name| self.path.join(name).exists());
         let bytes = read(&self.path.join(RECORD)).map_err(|error| {
             let is_there = error.kind() != io::ErrorKind::NotFound;
-            (is_there.then_some(Unusable::Torn), has_files)
+            (is_there.then_some(Unusable::Unread), has_files)
         })?;
         Record::decode(&bytes).map_err(|error| (Some(error), has_files))
     }

@@ -76,6 +76,20 @@ fn a09_what_a_cut_off_deletion_has_left_is_removed() {
 }
 
 #[test]
+fn a09_a_record_that_cannot_be_read_stays_and_so_does_a_folder_of_somebody_else() {
+    let mut scene = Scene::new();
+    // A folder in its place can be opened, but not read.
+    fs::create_dir_all(scene.path("state/jobs/0123456789abcdef/record")).unwrap();
+    fs::create_dir_all(scene.path("state/jobs/lost+found")).unwrap();
+    scene.start();
+    wait_for("the agent", || scene.said().contains("the agent is ready").then_some(()));
+    assert_eq!(scene.records(), ["0123456789abcdef", "lost+found"]);
+    let said = scene.said();
+    assert!(said.contains("jobs/0123456789abcdef stays as it is: the file cannot be read"), "{said}");
+    assert!(!said.contains("lost+found"), "{said}");
+}
+
+#[test]
 fn a25_the_server_is_away_at_the_end_and_gets_the_result_when_it_is_back() {
     let mut scene = Scene::new();
     let go_on = scene.path("go-on");

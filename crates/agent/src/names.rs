@@ -6,6 +6,9 @@ use sha2::{Digest, Sha256};
 use crate::routing::Base;
 use crate::tokens::hex;
 
+/// Hex digits of a folder's name.
+const FOLDER_DIGITS: usize = 16;
+
 /// Names of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
@@ -22,13 +25,18 @@ impl Names {
     pub fn new(server: &Base, job: u64) -> Self {
         let hash = Sha256::digest(format!("{server}\n{job}").as_bytes());
         let of_server = Sha256::digest(server.as_str().as_bytes());
-        let folder = hex(&hash, 16);
+        let folder = hex(&hash, FOLDER_DIGITS);
         Self {
             daemon_job: format!("ci-{}-{job}", hex(&of_server, 8)),
             environment: format!("step-{folder}"),
             folder,
         }
     }
+}
+
+/// True if a folder can be that of a job's record: others in its place are not the agent's, such as `lost+found` of a disk.
+pub fn is_folder(name: &str) -> bool {
+    name.len() == FOLDER_DIGITS && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Returns the name of the volume with a project's caches: one for each runner, project, and kind of branch. What jobs of

@@ -239,6 +239,7 @@ pub(crate) mod tests {
         for (why, has_files, is_kept) in [
             (Unusable::Torn, false, false),
             (Unusable::Torn, true, true),
+            (Unusable::Unread, false, true),
             (Unusable::Damaged, false, true),
             (Unusable::Newer(9), false, true),
             (Unusable::Foreign, false, true),
