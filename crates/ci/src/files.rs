@@ -49,8 +49,23 @@ pub(crate) fn below_root(path: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    /// Files by their paths.
+    pub(crate) struct Texts(pub(crate) BTreeMap<&'static str, String>);
+
+    impl Files for Texts {
+        fn read(&self, path: &str) -> Result<String, ReadError> {
+            self.0.get(path).cloned().ok_or(ReadError::NotFound)
+        }
+
+        fn list(&self) -> Result<Vec<String>, ReadError> {
+            Ok(self.0.keys().map(|path| (*path).to_owned()).collect())
+        }
+    }
 
     #[test]
     fn paths_start_at_the_root_and_stay_below_it() {

@@ -13,21 +13,9 @@ use step_runner_lang::diagnostic::Severity;
 
 use super::*;
 use crate::files::ReadError;
+use crate::files::tests::Texts;
 use crate::job::{Circumstances, needed, of_file};
 use crate::plan::{Images, plan};
-
-/// Files by their paths.
-struct Texts(BTreeMap<&'static str, String>);
-
-impl Files for Texts {
-    fn read(&self, path: &str) -> Result<String, ReadError> {
-        self.0.get(path).cloned().ok_or(ReadError::NotFound)
-    }
-
-    fn list(&self) -> Result<Vec<String>, ReadError> {
-        Ok(self.0.keys().map(|path| (*path).to_owned()).collect())
-    }
-}
 
 fn read_all(files: &[(&'static str, String)]) -> Result<CiFile, Vec<String>> {
     let files = Texts(files.iter().cloned().collect());

@@ -1,4 +1,4 @@
-//! What the variables and rules of a CI file make of one job (ci.md §2, §3).
+//! One job of a CI file after its variables and rules were applied (ci.md §2, §3).
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,8 @@ use step_runner_model::text::for_people;
 
 use super::*;
 use crate::file::{CiFile, Source, read};
-use crate::files::{Files, ReadError};
+use crate::files::tests::Texts;
 use crate::variables::{Defined, Facts, Level};
-
-/// Files by their paths.
-struct Texts(BTreeMap<&'static str, String>);
-
-impl Files for Texts {
-    fn read(&self, path: &str) -> Result<String, ReadError> {
-        self.0.get(path).cloned().ok_or(ReadError::NotFound)
-    }
-
-    fn list(&self) -> Result<Vec<String>, ReadError> {
-        Ok(self.0.keys().map(|path| (*path).to_owned()).collect())
-    }
-}
 
 struct Scene {
     files: Texts,
