@@ -39,8 +39,8 @@ pub(crate) struct Api {
     allowed_hosts: Vec<String>,
 }
 
-/// Connections for jobs of earlier agents: all jobs of an entry share theirs. To prepare some reads all certificates of the
-/// system.
+/// Connections for jobs of earlier agents. Jobs with the same server and settings share theirs, because preparing a new one
+/// reads all certificates of the system.
 #[derive(Default)]
 pub(super) struct Apis(Vec<Api>);
 
@@ -242,6 +242,7 @@ impl Apis {
     }
 }
 
+/// Returns the certificates and keys that an entry names.
 fn files(settings: &Settings) -> TlsFiles {
     TlsFiles {
         authorities: settings.tls_ca_file.as_ref().map(PathBuf::from),
@@ -296,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_of_one_entry_share_their_connections() {
+    fn jobs_with_the_same_server_and_settings_share_their_connections() {
         let settings = |hosts: &[&str]| -> Settings {
             serde_json::from_value(serde_json::json!({
                 "name": "a", "runner": 1, "ignores_images": false, "builds_dir": "/b", "environment": [],

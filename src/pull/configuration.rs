@@ -48,8 +48,10 @@ impl From<ConfigFailure> for Failure {
             ConfigFailure::Missing(_) | ConfigFailure::NoEntry(_) => {
                 Some("write an entry with `step-runner register`, or name another file with --config")
             }
-            ConfigFailure::File(..) => Some("run this command as the user that owns the file"),
-            ConfigFailure::Locked(..) => Some("try again when that command has ended"),
+            ConfigFailure::File(..) | ConfigFailure::Locked(_, LockError::Io(_)) => {
+                Some("run this command as the user that owns the file")
+            }
+            ConfigFailure::Locked(_, LockError::Held(_)) => Some("try again when that command has ended"),
             ConfigFailure::Mistakes(_) | ConfigFailure::Edit(..) => None,
         };
         let failure = Self::new(Exit::Configuration, failure);

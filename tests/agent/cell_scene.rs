@@ -16,7 +16,7 @@ use crate::fake_gitlab::port::Port;
 use crate::scene::Scene;
 use crate::support::PATIENCE;
 
-/// What the router has routed.
+/// Requests that the router has passed on.
 #[derive(Default)]
 struct Record {
     exchanges: Mutex<Vec<Exchange>>,

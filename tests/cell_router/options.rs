@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::route::Rules;
 use super::{Routes, Target};
 
-/// What the program shows of its options.
+/// The options, as the program prints them after a mistake.
 pub(crate) const USAGE: &str =
     "usage: cell-router --listen ADDRESS:PORT --cell N=URL [--cell N=URL …] --default N
        [--path /PREFIX=N …] [--unknown-cell default|404]";

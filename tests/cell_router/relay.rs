@@ -20,7 +20,7 @@ pub(super) fn serve(shared: &Shared, client: &TcpStream) {
     client.shutdown(Shutdown::Both).ok();
 }
 
-/// What follows a request.
+/// State of a connection after a request.
 enum Next {
     /// Another one can come on the same connection.
     Request,

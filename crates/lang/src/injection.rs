@@ -30,8 +30,8 @@ pub(crate) fn findings(function: &Function) -> Vec<Diagnostic> {
     let spec = &function.spec;
     match &function.definition.body {
         Body::Exec(exec) => {
-            if let Some((script, index)) = shell_text(exec) {
-                template(script, &format!("exec.command[{index}]"), spec, &mut found);
+            if let Some(script) = shell_text(exec) {
+                template(script, "exec.command[2]", spec, &mut found);
             }
         }
         Body::Run(run) => run.steps.iter().for_each(|step| scripts(step, spec, &mut found)),
@@ -39,12 +39,12 @@ pub(crate) fn findings(function: &Function) -> Vec<Diagnostic> {
     found
 }
 
-/// Returns the text that a command gives to a shell, and its place in the command.
-fn shell_text(exec: &Exec) -> Option<(&Template, usize)> {
+/// Returns the text that a command gives to a shell. It is the third argument.
+fn shell_text(exec: &Exec) -> Option<&Template> {
     let [shell, option, script, ..] = exec.command.as_slice() else { return None };
     let is_script = shell.as_literal().is_some_and(is_shell)
         && option.as_literal().is_some_and(|option| option.starts_with('-') && option.ends_with('c'));
-    is_script.then_some((script, 2))
+    is_script.then_some(script)
 }
 
 /// Looks at the script of a step, or at those of its members.

@@ -33,7 +33,7 @@ struct Entry<'a> {
     mode: Option<u32>,
 }
 
-/// What an entry is.
+/// Kind of an entry, with what only this kind has.
 enum Kind<'a> {
     Folder,
     /// A link, and where it leads.

@@ -84,7 +84,8 @@ impl Precheck<'_> {
     }
 
     /// Shows the warnings about failing lines, which can make a job green that is not, and tells the number of others. If
-    /// each run showed all, they would hide the job's own output. What an author decides once is left to `check`.
+    /// each run showed all, they would hide the job's own output. Those of the class `injection` are about the
+    /// text of a file, not about this run: only `check` tells them.
     fn tell(&self, warnings: &Warnings) {
         if self.verbosity.quiet {
             return;

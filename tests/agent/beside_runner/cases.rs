@@ -14,7 +14,7 @@ pub(super) struct Case {
     pub(super) is_answered: bool,
 }
 
-/// What there is when a job is made.
+/// Things that a job can refer to: they are there before it is made.
 pub(super) struct Given<'g> {
     /// Number and token of the job before.
     pub(super) earlier: Option<(u64, String)>,

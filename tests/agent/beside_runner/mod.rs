@@ -1,4 +1,4 @@
-//! The same jobs with a real GitLab Runner (shell executor) and with the agent: requests, results and traces are the same,
+//! Gives a real GitLab Runner (shell executor) and the agent the same jobs. Requests, results and traces must be the same,
 //! but for `differences.txt`, which has a reason for each line. `scripts/agent-compare` builds the Runner.
 
 mod cases;

@@ -1,4 +1,4 @@
-//! What a server observes of a job: requests, result and trace, without what is different in each run.
+//! Requests, result and trace of a job as the server sees them, without times, ids and other things that differ between runs.
 
 use crate::fake_gitlab::World;
 use crate::fake_gitlab::http::Request;

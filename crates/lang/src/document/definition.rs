@@ -371,8 +371,7 @@ impl Checker<'_> {
     }
 }
 
-/// True if a program of this name runs the text after `-c` as shells do.
-/// True for the name or path of a shell.
+/// True if a program of this name or path runs the text after `-c` as shells do.
 pub(crate) fn is_shell(program: &str) -> bool {
     ["sh", "bash", "ash", "dash", "ksh"].contains(&program.rsplit('/').next().unwrap_or(program))
 }
