@@ -218,6 +218,16 @@ impl Network {
         tls: &rustls::ClientConfig,
         silence: Option<Duration>,
     ) -> Result<reqwest::Client, WebError> {
+        self.client_with(tls, silence, |client| client)
+    }
+
+    /// Creates a client like [`Self::client`], with settings of its own.
+    pub(crate) fn client_with(
+        &self,
+        tls: &rustls::ClientConfig,
+        silence: Option<Duration>,
+        settings: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
+    ) -> Result<reqwest::Client, WebError> {
         let client = reqwest::Client::builder()
             .tls_backend_preconfigured(tls.clone())
             .no_proxy()
@@ -226,7 +236,7 @@ impl Network {
             .connect_timeout(CONNECT_TIMEOUT)
             .user_agent(USER_AGENT);
         let client = silence.into_iter().fold(client, reqwest::ClientBuilder::read_timeout);
-        client.build().map_err(WebError::Client)
+        settings(client).build().map_err(WebError::Client)
     }
 }
 

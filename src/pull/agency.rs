@@ -125,7 +125,7 @@ pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
         actions: Vec::new(),
     };
     // Jobs of earlier agents hold their slots before any entry asks.
-    agency.adopt();
+    agency.adopt(Apis::new(config.connection_max_age));
     agency.configure(&config)?;
     let exit = agency.serve(coming, reported).await?;
     Ok(match exit {
@@ -202,7 +202,7 @@ impl Agency {
             if users::is_shared(entry) {
                 tracing::warn!("{}", users::warning(entry));
             }
-            let api = Api::of(&settings, entry.url.clone())
+            let api = Api::of(&settings, entry.url.clone(), config.connection_max_age)
                 .map_err(|error| Failure::new(ExitCode::Configuration, error))?;
             served.insert(number(entry), Served { entry: entry.clone(), settings, api });
         }
@@ -459,8 +459,7 @@ impl Agency {
     }
 
     /// Takes up the jobs of earlier agents.
-    fn adopt(&mut self) {
-        let mut apis = Apis::default();
+    fn adopt(&mut self, mut apis: Apis) {
         for path in folder::all(&self.state.jobs()) {
             let folder = JobFolder::new(path.clone());
             let record = match folder.record() {

@@ -41,8 +41,11 @@ pub(crate) struct Api {
 
 /// Connections for jobs of earlier agents. Jobs with the same server and settings share theirs, because preparing a new one
 /// reads all certificates of the system.
-#[derive(Default)]
-pub(super) struct Apis(Vec<Api>);
+pub(super) struct Apis {
+    /// Longest time that a connection is kept without a call.
+    max_age: Duration,
+    known: Vec<Api>,
+}
 
 /// The content of a request.
 #[derive(Clone)]
@@ -108,10 +111,17 @@ pub(super) fn reply(result: &CallResult) -> Reply {
 }
 
 impl Api {
-    /// Prepares connections to the instance `base`.
-    pub(crate) fn new(base: Base, files: &TlsFiles, allowed_hosts: Vec<String>) -> Result<Self, NoApi> {
+    /// Prepares connections to the instance `base`. One without a call is closed after `max_age` (agent.md §3).
+    pub(crate) fn new(
+        base: Base,
+        files: &TlsFiles,
+        allowed_hosts: Vec<String>,
+        max_age: Duration,
+    ) -> Result<Self, NoApi> {
         let network = Network::new(|_| None, |name| std::env::var(name).ok());
-        let client = network.tls_with(files).and_then(|tls| network.client(&tls, Some(SILENCE)));
+        let client = network.tls_with(files).and_then(|tls| {
+            network.client_with(&tls, Some(SILENCE), |client| client.pool_idle_timeout(max_age))
+        });
         match client {
             Ok(client) => Ok(Self { base, client, files: files.clone(), allowed_hosts }),
             Err(error) => Err(NoApi { base, why: Chain(&error).to_string() }),
@@ -119,8 +129,8 @@ impl Api {
     }
 
     /// Prepares the connections of an entry.
-    pub(super) fn of(settings: &Settings, base: Base) -> Result<Self, NoApi> {
-        Self::new(base, &files(settings), settings.allowed_redirect_hosts.clone())
+    pub(super) fn of(settings: &Settings, base: Base, max_age: Duration) -> Result<Self, NoApi> {
+        Self::new(base, &files(settings), settings.allowed_redirect_hosts.clone(), max_age)
     }
 
     /// Makes a call, with all its tries.
@@ -227,17 +237,22 @@ impl Api {
 }
 
 impl Apis {
+    /// Has no connections yet. One without a call is closed after `max_age`.
+    pub(super) fn new(max_age: Duration) -> Self {
+        Self { max_age, known: Vec::new() }
+    }
+
     /// Returns the connections of an entry with these settings.
     pub(super) fn of(&mut self, settings: &Settings, base: &Base) -> Result<Api, NoApi> {
         let files = files(settings);
         let is_same = |api: &&Api| {
             api.base == *base && api.files == files && api.allowed_hosts == settings.allowed_redirect_hosts
         };
-        if let Some(api) = self.0.iter().find(is_same) {
+        if let Some(api) = self.known.iter().find(is_same) {
             return Ok(api.clone());
         }
-        let api = Api::of(settings, base.clone())?;
-        self.0.push(api.clone());
+        let api = Api::of(settings, base.clone(), self.max_age)?;
+        self.known.push(api.clone());
         Ok(api)
     }
 }
@@ -294,7 +309,38 @@ async fn read(mut response: reqwest::Response, limit: usize) -> Result<Vec<u8>, 
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
+
+    /// Answers one request, and returns what comes after it: nothing if the client closes the connection.
+    fn answer_one(server: &TcpListener) -> std::io::Result<usize> {
+        let (mut connection, _) = server.accept()?;
+        connection.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let mut request = Vec::new();
+        while !request.ends_with(b"}") {
+            let mut piece = [0; 1024];
+            let length = connection.read(&mut piece)?;
+            request.extend_from_slice(&piece[..length]);
+        }
+        connection.write_all(b"HTTP/1.1 204 No Content\r\n\r\n")?;
+        connection.read(&mut [0; 1])
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_a_call_is_closed_after_its_age() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let base = Base::new(&format!("http://{}", server.local_addr().unwrap())).unwrap();
+        let api = Api::new(base, &TlsFiles::default(), Vec::new(), Duration::from_millis(100)).unwrap();
+        let server = thread::spawn(move || answer_one(&server));
+        let content = Content::Json(serde_json::json!({}));
+        let answer = api.call(&Call::Verify, &Token::new("t").unwrap(), None, content).await.unwrap();
+        assert_eq!(answer.answer.status, 204);
+        let rest = tokio::task::spawn_blocking(|| server.join().unwrap()).await.unwrap();
+        assert_eq!(rest.unwrap(), 0, "the connection is closed");
+    }
 
     #[test]
     fn jobs_with_the_same_server_and_settings_share_their_connections() {
@@ -306,7 +352,7 @@ mod tests {
             .unwrap()
         };
         let base = |text: &str| Base::new(text).unwrap();
-        let mut apis = Apis::default();
+        let mut apis = Apis::new(Duration::from_mins(15));
         for (server, hosts, known) in [
             ("http://one.test", &[][..], 1),
             ("http://one.test", &[], 1),
@@ -315,7 +361,7 @@ mod tests {
             ("http://two.test", &[], 3),
         ] {
             apis.of(&settings(hosts), &base(server)).unwrap();
-            assert_eq!(apis.0.len(), known, "{server} {hosts:?}");
+            assert_eq!(apis.known.len(), known, "{server} {hosts:?}");
         }
     }
 }

@@ -18,6 +18,9 @@ use read::{Problems, Table};
 
 use crate::scheduler::{Limits, OnStop};
 
+/// Time after which an idle connection ends, unless `connection_max_age` says another.
+pub const CONNECTION_MAX_AGE: Duration = Duration::from_mins(15);
+
 /// The configuration, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -75,8 +78,8 @@ impl Config {
             shutdown_timeout: or(limits.shutdown_timeout, 30),
             ..limits
         };
-        let connection_max_age =
-            top.duration(&mut problems, "connection_max_age").unwrap_or(Duration::from_mins(15));
+        let connection_max_age = top.duration(&mut problems, "connection_max_age").unwrap_or_default();
+        let connection_max_age = or(connection_max_age, CONNECTION_MAX_AGE.as_secs());
         let tables = top.tables(&mut problems, "runners");
         top.finish(&mut problems);
         let entries: Vec<_> =

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::super::terminal;
+use crate::agent::config::CONNECTION_MAX_AGE;
 use crate::agent::routing::Base;
 use crate::agent::tokens::Token;
 use crate::error::{Exit, Failure};
@@ -85,6 +86,7 @@ pub(super) fn registry(
     };
     let id = place::system_id(config).map_err(cannot)?;
     let shown = url.to_string();
-    let api = Api::new(url, files, hosts).map_err(|error: NoApi| Failure::new(Exit::Failure, error))?;
+    let api = Api::new(url, files, hosts, CONNECTION_MAX_AGE)
+        .map_err(|error: NoApi| Failure::new(Exit::Failure, error))?;
     Ok(Registry::new(api, shown, id, info))
 }
