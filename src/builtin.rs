@@ -15,8 +15,9 @@ mod sources;
 mod transfer;
 mod version;
 
+use std::fs::File;
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
@@ -45,6 +46,15 @@ pub(crate) struct BuiltinEnvironment<'a> {
     pub(crate) variable: &'a (dyn Fn(&str) -> Option<String> + Sync),
     /// Writes a line to the job's log.
     pub(crate) say: &'static (dyn Fn(&str) + Sync),
+}
+
+/// Unpacks an archive of artifacts below `project`, as a job of a CI file does with one from a server. Returns the number of
+/// entries.
+///
+/// # Errors
+/// The archive is refused (ci.md §5), or something cannot be written. The text is for people.
+pub fn unpack_artifacts(archive: &File, project: &Path) -> Result<usize, String> {
+    ci::unpack_artifacts(archive, project).map_err(|error| error.to_string())
 }
 
 /// True if the builtin `name` starts other programs, which its own limits must not hold.

@@ -7,7 +7,7 @@
 pub mod actors;
 mod app;
 mod bootstrap;
-mod builtin;
+pub mod builtin;
 pub mod cli;
 pub mod clock;
 mod custom_executor;

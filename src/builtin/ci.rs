@@ -17,6 +17,7 @@ use super::{BuiltinEnvironment, BuiltinError, BuiltinValues};
 
 pub(super) use artifacts::{download, upload};
 pub(super) use cache::{restore, save};
+pub(super) use pack::read as unpack_artifacts;
 
 /// Returns the folder that stands for a server.
 fn store(inputs: &BuiltinValues) -> Result<PathBuf, BuiltinError> {

@@ -59,7 +59,7 @@ const FORMATS: [(&[u8], Format); 4] = [
 
 /// Writes the entries of an archive below a project. Returns their number. Nothing is written through a link or outside: an
 /// archive with such an entry is refused, before anything is written.
-pub(super) fn read(file: &File, project: &Path) -> Result<usize, BuiltinError> {
+pub(in super::super) fn read(file: &File, project: &Path) -> Result<usize, BuiltinError> {
     let mut magic = Vec::new();
     rewind(file)?;
     file.take(4).read_to_end(&mut magic).map_err(|error| damaged(&error))?;
@@ -147,13 +147,16 @@ fn check(entry: &Entry<'_>) -> Result<(), &'static str> {
         Kind::Folder | Kind::File(_) => return Ok(()),
         Kind::Other => return Err("is neither a file, a folder nor a link"),
     };
-    // Where the link stands, then where it leads.
-    let mut depth = path.components().count().saturating_sub(1);
+    // Folders are real, so steps up at the beginning stay inside as long as there are folders. Behind a name they may not: the
+    // name can be another link, and where that leads there may be no folder to go up from.
+    let mut above = path.components().filter(|part| *part != Component::CurDir).count().saturating_sub(1);
+    let mut has_name = false;
     for part in Path::new(target).components() {
         match part {
-            Component::Normal(_) => depth += 1,
+            Component::Normal(_) => has_name = true,
             Component::CurDir => {}
-            Component::ParentDir if depth > 0 => depth -= 1,
+            Component::ParentDir if has_name => return Err("is a link with `..` behind a name"),
+            Component::ParentDir if above > 0 => above -= 1,
             _ => return Err("is a link that leads out of the project"),
         }
     }

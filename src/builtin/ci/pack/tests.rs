@@ -136,6 +136,11 @@ fn a16_hostile_entries_of_tar_zst_are_refused_before_anything_is_written() {
         ((EntryType::Regular, "/etc/passwd", ""), "leads out of the project"),
         ((EntryType::Regular, ".git/config", ""), "is below .git"),
         ((EntryType::Symlink, "a", "../.."), "a link that leads out"),
+        // The folder of a link is one more name, but no folder to go up from.
+        ((EntryType::Symlink, "./a", ".."), "a link that leads out"),
+        ((EntryType::Symlink, "a", "b/../.."), "`..` behind a name"),
+        // If `b/c` is a link to the project, this leads out of it.
+        ((EntryType::Symlink, "a", "b/c/.."), "`..` behind a name"),
         ((EntryType::Link, "a", "first"), "neither a file"),
         ((EntryType::Char, "null", ""), "neither a file"),
         ((EntryType::Fifo, "pipe", ""), "neither a file"),
