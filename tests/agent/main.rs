@@ -21,6 +21,7 @@ mod jobs;
 mod kube;
 mod runners;
 mod scene;
+mod secrets;
 mod selection;
 mod sources;
 #[path = "../support/mod.rs"]
