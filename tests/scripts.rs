@@ -78,7 +78,8 @@ const CASES: &[Case] = &[
     case(&["mutants", "queue"], &[("cargo", FAILS)]),
     case(&["fuzz-rustc", "rustc"], &[("rustc", FAILS)]),
     case(&["agent-crash"], &[("cargo", FAILS)]),
-    case(&["agent-load"], &[("cargo", FAILS)]),
+    case(&["agent-load"], &[("go", FAILS)]),
+    case(&["agent-load", "--alone"], &[("cargo", FAILS)]),
     case(&["bench"], &[("cargo", FAILS)]),
     case(&["cancel"], &[("cargo", FAILS)]),
     case(&["crash"], &[("cargo", FAILS)]),
@@ -193,6 +194,7 @@ fn a_part_that_is_missing_is_named() {
         (&["ci-peer"], "no git"),
         (&["agent-compare"], "no git"),
         (&["ci-runner"], "no git"),
+        (&["agent-load"], "no go"),
     ] {
         for required in [false, true] {
             let mut command = Command::new(machine.path("bin/bash"));

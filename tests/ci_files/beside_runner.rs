@@ -200,7 +200,7 @@ fn jobs_end_and_have_the_variables_as_with_gitlab_runner_but_for_a_list() {
     };
     let folder = tempfile::tempdir().unwrap();
     let gitlab = FakeGitlab::start();
-    let _runner = Runner::start(&program, folder.path(), &gitlab);
+    let _runner = Runner::start(&program, folder.path(), &gitlab, 1, 1);
     let (mut ends, mut variables, mut equal) = (BTreeSet::new(), BTreeSet::new(), 0);
     for case in CASES {
         let (here, there) = (run_here(case), run_there(&gitlab, &folder.path().join("builds"), case));

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal};
 use crate::fake_gitlab::clients::Client;
 use crate::fake_gitlab::{FakeGitlab, RUNNER};
 
-/// Names the program. `scripts/agent-compare` and `scripts/ci-runner` set it.
+/// Names the program. `scripts/agent-compare`, `scripts/agent-load` and `scripts/ci-runner` set it.
 const PROGRAM: &str = "STEP_RUNNER_TEST_GITLAB_RUNNER";
 
 /// Time for a Runner to end its job when it is asked to end.
@@ -36,20 +36,29 @@ pub(crate) fn make_folders(folder: &Path) {
 
 /// A running Runner. It ends with this value, and its job does.
 pub(crate) struct Runner {
-    process: Child,
+    pub(crate) process: Child,
     folder: PathBuf,
 }
 
 impl Runner {
-    /// Starts a Runner whose jobs are those of the server. The server takes it for one from then on.
-    pub(crate) fn start(program: &Path, folder: &Path, gitlab: &FakeGitlab) -> Self {
+    /// Starts a Runner whose jobs are those of the server. The server takes it for one from then on. It has `concurrent` jobs
+    /// at once, and asks for `rate` a second: a Runner asks for one job a second with each of its entries.
+    pub(crate) fn start(
+        program: &Path,
+        folder: &Path,
+        gitlab: &FakeGitlab,
+        concurrent: u64,
+        rate: usize,
+    ) -> Self {
         gitlab.change(|world| world.client = Client::Runner);
         make_folders(folder);
         let (path, url) = (folder.display(), gitlab.url());
-        let config = format!(
-            "concurrent = 1\ncheck_interval = 1\n[[runners]]\nname = \"shell\"\nurl = \"{url}\"\ntoken = \"{RUNNER}\"\n\
-            executor = \"shell\"\nshell = \"bash\"\nbuilds_dir = \"{path}/builds\"\ncache_dir = \"{path}/cache\"\n"
+        let entry = format!(
+            "[[runners]]\nname = \"shell\"\nurl = \"{url}\"\ntoken = \"{RUNNER}\"\nexecutor = \"shell\"\n\
+            shell = \"bash\"\nbuilds_dir = \"{path}/builds\"\ncache_dir = \"{path}/cache\"\n"
         );
+        let entries = entry.repeat(rate);
+        let config = format!("concurrent = {concurrent}\ncheck_interval = 1\n{entries}");
         fs::write(folder.join("config.toml"), config).unwrap();
         let mut command = Command::new(program);
         environment(&mut command, folder).args(["run", "--config"]).arg(folder.join("config.toml"));

@@ -96,13 +96,15 @@ impl Site {
 
     /// Returns the ends of the logs of agent and daemon, for a miss.
     pub(crate) fn last_words(&self) -> String {
-        let end = |path: PathBuf| {
-            let bytes = fs::read(path).unwrap_or_default();
-            String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(SHOWN)..]).into_owned()
-        };
-        let (agent, daemon) = (end(self.scene.path("agent.log")), end(self.state("daemon/log")));
+        let (agent, daemon) = (end_of(&self.scene.path("agent.log")), end_of(&self.state("daemon/log")));
         format!("the agent said:\n{agent}\nits daemon said:\n{daemon}")
     }
+}
+
+/// Returns the end of a log, for a miss.
+pub(crate) fn end_of(log: &PathBuf) -> String {
+    let bytes = fs::read(log).unwrap_or_default();
+    String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(SHOWN)..]).into_owned()
 }
 
 /// A running agent.

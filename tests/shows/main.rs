@@ -25,6 +25,8 @@ mod fake_gitlab;
 mod flow_work;
 mod follower;
 mod followers;
+#[path = "../gitlab_runner/runner.rs"]
+mod gitlab_runner;
 mod hostile;
 mod inject;
 mod joined;

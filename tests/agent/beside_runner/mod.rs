@@ -63,7 +63,7 @@ fn names(gitlab: &FakeGitlab, git: &GitServer, folder: &Path) -> Vec<(String, &'
 fn with_runner(program: &Path, git: &GitServer) -> Vec<Observed> {
     let folder = tempfile::tempdir().unwrap();
     let gitlab = FakeGitlab::start();
-    let _runner = Runner::start(program, folder.path(), &gitlab);
+    let _runner = Runner::start(program, folder.path(), &gitlab, 1, 1);
     let observed = observe(&gitlab, git, folder.path());
     gitlab.assert_clean();
     observed
