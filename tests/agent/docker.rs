@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::fake_gitlab::RUNNER;
+use crate::fake_gitlab::{FakeGitlab, RUNNER};
 use crate::scene::Scene;
 use crate::support::{kill, wait_for};
 
@@ -29,14 +29,20 @@ struct Engine {
 impl Engine {
     /// Makes an agent whose containers have no network but their own loopback. `more` are further settings of them.
     fn with(more: &str) -> Option<Self> {
-        let Some(pid) = std::env::var(ENGINE).ok().and_then(|text| text.parse().ok()) else {
-            println!("skipped: no engine (scripts/agent-docker starts one)");
-            return None;
-        };
+        let pid = Self::pid()?;
         let entry = format!(
             "address = \"docker-run://\"\n[runners.docker]\nimage = \"plain\"\nnetwork = \"shared\"\nnetwork_base = \"none\"\npull_policy = \"if-not-present\"\n{more}\n"
         );
         Some(Self { scene: Scene::with("concurrent = 4", &entry), pid })
+    }
+
+    /// Returns the process of the engine, if there is one.
+    fn pid() -> Option<i32> {
+        let pid = std::env::var(ENGINE).ok().and_then(|text| text.parse().ok());
+        if pid.is_none() {
+            println!("skipped: no engine (scripts/agent-docker starts one)");
+        }
+        pid
     }
 
     fn start() -> Option<Self> {
@@ -376,5 +382,65 @@ fn a15_caches_outlive_the_containers_of_a_project() {
     engine.succeeds(job(&["echo of the first >kept"]));
     let text = engine.succeeds(job(&["cat kept"]));
     assert!(text.contains(" of the first\n"), "{text}");
+    engine.is_empty();
+}
+
+#[test]
+fn a32_the_jobs_of_an_imported_docker_runner_run_with_its_services_and_caches() {
+    let Some(pid) = Engine::pid() else { return };
+    let mut engine = Engine { scene: Scene::bare(FakeGitlab::start()), pid };
+    engine.scene.import(
+        r#"
+concurrent = 10
+check_interval = 1
+connection_max_age = "15m0s"
+shutdown_timeout = 60
+[[runners]]
+  name = "docker"
+  url = "SERVER"
+  id = 11
+  token = "TOKEN"
+  executor = "docker"
+  output_limit = 8192
+  environment = ["DEPLOY=no"]
+  [runners.cache]
+    MaxUploadedArchiveSize = 0
+  [runners.docker]
+    tls_verify = false
+    image = "plain"
+    privileged = false
+    disable_entrypoint_overwrite = false
+    oom_kill_disable = false
+    disable_cache = false
+    volumes = ["/cache", "/data"]
+    shm_size = 67108864
+    network_mode = "none"
+    extra_hosts = ["mirror:127.0.0.2"]
+    pull_policy = "if-not-present"
+    allowed_images = ["plain"]
+    wait_for_services_timeout = 30
+    [[runners.docker.services]]
+      name = "init"
+      alias = "db"
+"#,
+    );
+    engine.scene.start();
+    let job = |lines: &[&str]| {
+        engine.scene.gitlab.add(|job| {
+            job["cache"] =
+                json!([{"key": "k", "paths": ["kept"], "policy": "pull-push", "when": "on_success"}]);
+            job["steps"][0]["script"] = json!(lines);
+        })
+    };
+    engine.succeeds(job(&["echo of the first >kept"]));
+    let text = engine.succeeds(job(&[
+        "cat kept",
+        "echo deploy $DEPLOY",
+        "cat /etc/hosts",
+        "grep -E ' /(data|dev/shm) ' /proc/mounts",
+    ]));
+    for part in [" of the first\n", " deploy no\n", " /data "] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
     engine.is_empty();
 }

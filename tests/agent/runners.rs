@@ -190,6 +190,49 @@ fn a32_a_runner_s_configuration_is_taken_over_and_only_read() {
 }
 
 #[test]
+fn a32_the_job_of_an_imported_shell_runner_runs_as_it_did() {
+    let mut scene = scene();
+    let text = r#"
+concurrent = 4
+check_interval = 1
+shutdown_timeout = 0
+log_level = "info"
+[session_server]
+  session_timeout = 1800
+[[runners]]
+  name = "runner-host"
+  url = "SERVER/"
+  id = 11
+  token = "TOKEN"
+  token_obtained_at = 2026-11-22T22:20:51Z
+  token_expires_at = 0001-01-01T00:00:00Z
+  executor = "shell"
+  shell = "bash"
+  builds_dir = "FOLDER/builds"
+  limit = 2
+  environment = ["DEPLOY=no", "FF_TIMESTAMPS=false"]
+  pre_clone_script = "echo before the sources"
+  pre_build_script = "echo before the script"
+  [runners.custom_build_dir]
+  [runners.feature_flags]
+    FF_USE_FASTZIP = true
+  [runners.cache]
+    Type = "s3"
+    [runners.cache.s3]
+      BucketName = "cache"
+"#;
+    let folder = scene.path("builds").parent().unwrap().display().to_string();
+    scene.import(&text.replace("FOLDER", &folder));
+    scene.start();
+    let job = scene.gitlab.add_script(&["echo $DEPLOY in $PWD"]);
+    let ended = scene.gitlab.ended(job);
+    assert_eq!(ended.state, "success", "{}", ended.text());
+    for part in ["before the sources\n", "before the script\n", &format!("no in {folder}/builds/")] {
+        assert!(ended.text().contains(part), "{part:?} is not in\n{}", ended.text());
+    }
+}
+
+#[test]
 fn entries_that_this_version_cannot_serve_are_refused_at_the_start() {
     for (entry, told) in [
         ("address = \"docker-run://\"\nbuilds_dir = \"/a:b\"", "builds_dir: no volume can be at \"/a:b\""),

@@ -51,6 +51,14 @@ impl Scene {
         fs::read_to_string(self.path("agent.toml")).unwrap_or_default()
     }
 
+    /// Takes over the `config.toml` of a GitLab Runner. `SERVER` and `TOKEN` in it are those of the double.
+    pub(crate) fn import(&self, text: &str) {
+        let theirs = self.path("config.toml");
+        fs::write(&theirs, text.replace("SERVER", &self.gitlab.url()).replace("TOKEN", RUNNER)).unwrap();
+        let output = self.run(&["register", "--import", &theirs.display().to_string()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// Returns a command of the program that uses this folder.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         // In a container only a static program runs.

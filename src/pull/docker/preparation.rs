@@ -105,12 +105,9 @@ impl Preparation<'_> {
         Ok(())
     }
 
-    /// Returns the options for the volumes of a container. The entry's own stand for ours.
+    /// Returns the options for the volumes of a container.
     pub(super) fn mounts(&self, ours: &[(String, &str)]) -> Vec<String> {
-        let of_entry = &self.docker.settings.volumes;
-        let is_taken = |folder: &str| of_entry.iter().any(|volume| destination(volume) == folder);
-        let free = ours.iter().filter(|(_, folder)| !is_taken(folder.trim_end_matches('/')));
-        let all = free.map(|(name, folder)| format!("{name}:{folder}")).chain(of_entry.iter().cloned());
+        let all = mounted(ours, &self.docker.settings.volumes);
         all.flat_map(|volume| ["--volume".to_owned(), volume]).collect()
     }
 
@@ -292,6 +289,19 @@ fn is_of_image(words: &str) -> bool {
         .any(|word| words.contains(word))
 }
 
+/// Returns the volumes of a container. Those of the entry stand for ours, unless they are folders alone: with `/cache`, which
+/// `config.toml` of a Runner has from its start, the caches of the project are meant.
+fn mounted<'a>(ours: &'a [(String, &str)], of_entry: &'a [String]) -> impl Iterator<Item = String> + 'a {
+    let is_at = |folder: &str, volume: &str| destination(volume) == folder.trim_end_matches('/');
+    let stands = move |(_, folder): &&(String, &str)| {
+        !of_entry.iter().any(|volume| volume.contains(':') && is_at(folder, volume))
+    };
+    let kept =
+        move |volume: &&String| volume.contains(':') || !ours.iter().any(|(_, folder)| is_at(folder, volume));
+    let free = ours.iter().filter(stands).map(|(name, folder)| format!("{name}:{folder}"));
+    free.chain(of_entry.iter().filter(kept).cloned())
+}
+
 /// Returns the folder in the container at which a volume of the entry is.
 fn destination(volume: &str) -> &str {
     let mut parts = volume.split(':');
@@ -308,6 +318,17 @@ mod tests {
         for (volume, wanted) in [("/cache", "/cache"), ("/srv/c:/cache:ro", "/cache"), ("name:/b/", "/b")] {
             assert_eq!(destination(volume), wanted, "{volume}");
         }
+    }
+
+    #[test]
+    fn a_volume_of_the_entry_stands_for_ours_unless_it_is_a_folder_alone() {
+        let ours = [("builds".to_owned(), "/builds"), ("cache".to_owned(), "/cache/")];
+        let all = |of_entry: &[&str]| {
+            let of_entry: Vec<String> = of_entry.iter().map(|volume| (*volume).to_owned()).collect();
+            mounted(&ours, &of_entry).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(all(&["/cache", "/data"]), "builds:/builds cache:/cache/ /data");
+        assert_eq!(all(&["/srv/c:/cache:ro"]), "builds:/builds /srv/c:/cache:ro");
     }
 
     #[test]
