@@ -1,81 +1,23 @@
-//! Runs the test vectors of the specifications: one test for each vector, named `vectors::SUITE::ID`.
-//!
-//! The vectors are the `*-vectors.json` files in `tests/vectors`, or in the folder named by `STEP_RUNNER_VECTORS`. A
-//! suite is a file in `tests/vector_suites` and a line in [`SUITES`].
+//! The test vectors of language.md, logs.md and masking.md (`vector_suites/harness.rs`). Those of the decisions are tests
+//! of the crate `core`, so its mutants meet them.
 
-use std::{fs, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{path::Path, process::ExitCode};
 
-use libtest_mimic::{Arguments, Failed, Trial};
-use serde_json::Value;
-
-#[path = "vector_suites/flow.rs"]
-mod flow;
+#[path = "vector_suites/harness.rs"]
+mod harness;
 #[path = "vector_suites/language.rs"]
 mod language;
 #[path = "vector_suites/logs.rs"]
 mod logs;
 #[path = "vector_suites/masking.rs"]
 mod masking;
-#[path = "vector_suites/queue.rs"]
-mod queue;
-#[path = "vector_suites/variables.rs"]
-mod variables;
 
-/// A suite: its name, and a function that runs one of its vectors, which also gets the whole file. The file is named
-/// `NAME-vectors.json`.
-type Suite = (&'static str, fn(&Value, &Value) -> Result<(), Failed>);
-
-const SUITES: &[Suite] = &[
-    ("flow", |vector, _| flow::both(vector)),
+const SUITES: &[harness::Suite] = &[
     ("language", |vector, _| language::run(vector)),
     ("logs", |vector, _| logs::run(vector)),
     ("masking", |vector, _| masking::run(vector)),
-    ("queue", |vector, _| queue::run(vector)),
-    ("variables", variables::run),
 ];
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let trials = SUITES.iter().flat_map(|&suite| trials(suite)).collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
-}
-
-/// Returns the trials of a suite. A file that cannot be used becomes one failing trial.
-fn trials((suite, run): Suite) -> Vec<Trial> {
-    match load(suite) {
-        Ok((file, vectors)) => {
-            let file = Arc::new(file);
-            let trial = |(index, vector): (usize, Value)| {
-                let id = name(&vector).map_or_else(|| format!("number-{index}"), str::to_owned);
-                let file = Arc::clone(&file);
-                Trial::test(format!("vectors::{suite}::{id}"), move || run(&vector, &file))
-            };
-            vectors.into_iter().enumerate().map(trial).collect()
-        }
-        Err(failed) => vec![Trial::test(format!("vectors::{suite}"), move || Err(failed))],
-    }
-}
-
-/// Returns the name of a vector: its `id`, or else its `name`.
-fn name(vector: &Value) -> Option<&str> {
-    vector["id"].as_str().or_else(|| vector["name"].as_str())
-}
-
-fn load(suite: &str) -> Result<(Value, Vec<Value>), Failed> {
-    let folder = std::env::var_os("STEP_RUNNER_VECTORS")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/vectors"), PathBuf::from);
-    let path = folder.join(format!("{suite}-vectors.json"));
-    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let file: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    // A file is a list of vectors, has one in `vectors`, or has a list for each part tested (`logs`).
-    let lists = match &file {
-        Value::Array(_) => vec![&file],
-        file => file.as_object().into_iter().flat_map(|file| file.values()).collect(),
-    };
-    let vectors = lists.into_iter().filter_map(Value::as_array).flatten();
-    let vectors: Vec<_> = vectors.filter(|vector| name(vector).is_some()).cloned().collect();
-    if vectors.is_empty() {
-        return Err(format!("{}: no vectors", path.display()).into());
-    }
-    Ok((file, vectors))
+    harness::run(Path::new(env!("CARGO_MANIFEST_DIR")), SUITES)
 }

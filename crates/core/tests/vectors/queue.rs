@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
-use step_runner::queue::{Policy, Queue, QueueLimits, ShareKey, Submitted, number};
+use step_runner_core::queue::{Policy, Queue, QueueLimits, ShareKey, Submitted, number};
 
 /// A queue, and the jobs that have ended but are not forgotten. In the daemon the registry knows these.
 struct Daemon {

@@ -9,19 +9,19 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use libtest_mimic::Failed;
 use serde_json::{Map, Value as Json, json};
-use step_runner::job::effect::{Effect, Spawn, StepNote};
-use step_runner::job::event::{
+use step_runner_core::job::effect::{Effect, Spawn, StepNote};
+use step_runner_core::job::event::{
     CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd, TimerId,
 };
-use step_runner::job::machine::{Machine, ROOT};
-use step_runner::job::record;
-use step_runner::lang::ast::{Body, Invocation, Reference, Step, Template};
-use step_runner::lang::diagnostic::{Class, Diagnostic, Position, Severity};
-use step_runner::lang::document;
-use step_runner::lang::value::Value;
-use step_runner::model::{CancelCause, EndClass, ExitStatus, LogChannel, Outcome, StepOutcome};
-use step_runner::plan::check::{self, Interface, Subject};
-use step_runner::plan::outline;
+use step_runner_core::job::machine::{Machine, ROOT};
+use step_runner_core::job::record;
+use step_runner_core::plan::check::{self, Interface, Subject};
+use step_runner_core::plan::outline;
+use step_runner_lang::ast::{Body, Invocation, Reference, Step, Template};
+use step_runner_lang::diagnostic::{Class, Diagnostic, Position, Severity};
+use step_runner_lang::document;
+use step_runner_lang::value::Value;
+use step_runner_model::{CancelCause, EndClass, ExitStatus, LogChannel, Outcome, StepOutcome};
 
 /// Grace of a process between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);

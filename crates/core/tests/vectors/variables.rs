@@ -1,12 +1,12 @@
-//! Vectors of variables.md §8 (`variables-vectors.json`), run against [`step_runner::variables`].
+//! Vectors of variables.md §8 (`variables-vectors.json`), run against [`step_runner_core::variables`].
 
 use std::collections::BTreeMap;
 
 use libtest_mimic::Failed;
 use serde::Deserialize;
 use serde_json::Value;
-use step_runner::model::Variable;
-use step_runner::variables::{Base, EnvBase, JobPart, Masking, Prepared, Request, Service, prepare};
+use step_runner_core::variables::{Base, EnvBase, JobPart, Masking, Prepared, Request, Service, prepare};
+use step_runner_model::Variable;
 
 /// Placeholder for the job's own directory of file variables.
 const VARS_DIR: &str = "{vars}";
