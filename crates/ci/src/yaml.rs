@@ -101,14 +101,13 @@ fn reference(place: &Place, items: &[YamlNode], findings: &mut Findings) -> Kind
             NodeKind::Sequence(_) | NodeKind::Mapping(_) => None,
         })
         .collect();
-    match names {
-        Some(names) if !names.is_empty() => Kind::Reference(Arc::new(names)),
-        _ => {
-            findings.add(
-                (place.error("\"!reference\" needs a list of names"))
-                    .with_help("write !reference [JOB, KEYWORD]"),
-            );
-            Kind::Null
-        }
+    let names = names.unwrap_or_default();
+    if names.is_empty() {
+        findings.add(
+            (place.error("\"!reference\" needs a list of names"))
+                .with_help("write !reference [JOB, KEYWORD]"),
+        );
     }
+    // One without names stays a reference that leads nowhere, so nobody reports it again.
+    Kind::Reference(Arc::new(names))
 }

@@ -54,8 +54,11 @@ impl Resolver<'_> {
     }
 
     fn reference(&mut self, names: &Arc<Vec<String>>, place: &Place, path: &str, depth: usize) -> Node {
-        // What stays a reference was reported here, and nobody reports it again.
+        // What stays a reference was reported here or when it was read, and nobody reports it again.
         let nothing = Node::new(place.clone(), Kind::Reference(Arc::clone(names)));
+        if names.is_empty() {
+            return nothing;
+        }
         let shown = || quote(&names.join(", ")).into_owned();
         if self.under_way.contains(names) {
             let message = format!("!reference [{}] leads back to itself", shown());

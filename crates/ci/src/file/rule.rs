@@ -117,8 +117,9 @@ fn list(node: &Node, path: &str, of: Of, depth: usize, rules: &mut Vec<Rule>, fi
         Kind::List(_) => {
             findings.error(&node.place, path, format!("more than {NESTING_LIMIT} lists inside each other"));
         }
-        // A reference to nothing was reported.
-        Kind::Null => {}
+        Kind::Null => {
+            findings.error_with_help(&node.place, path, "expected a rule, this is nothing", "remove it");
+        }
         _ => rules.extend(rule(node, path, of, findings)),
     }
 }

@@ -181,6 +181,11 @@ fn values_that_are_none_are_told_with_their_remedy() {
         ("script: x, parallel: {}", "it has no \"matrix\""),
         ("script: x, parallel: {matrix: [{A: yes}]}", "quote it"),
         ("script: x, rules: x", "expected a list of rules"),
+        ("script: x, rules: [~]", "a.rules[0]: expected a rule, this is nothing (remove it)"),
+        (
+            "script: x, rules: [{when: never}, [~]]",
+            "a.rules[1][0]: expected a rule, this is nothing (remove it)",
+        ),
         ("script: x, rules: [{if: $A ==}]", "the expression ends too early at the end"),
         ("script: x, rules: [{if: $A = b}]", "\"=\" means nothing here at \"= b\""),
         ("script: x, rules: [{changes: {compare_to: main}}]", "it has no \"paths\""),
@@ -203,7 +208,10 @@ fn values_that_are_none_are_told_with_their_remedy() {
 fn a_mistake_that_two_jobs_share_is_told_once() {
     assert_eq!(errors("default: {image: {nmae: i}}\na: {script: x}\nb: {script: x}").len(), 2);
     // A reference that is none is told where it stands, and nowhere else.
-    assert_eq!(errors("a: {script: x, rules: [!reference []]}").len(), 1);
+    for keyword in ["rules", "script", "services", "needs"] {
+        let told = errors(&format!("a: {{script: x, {keyword}: [!reference []]}}"));
+        assert_eq!(told.len(), 1, "{told:?}");
+    }
 }
 
 #[test]
