@@ -6,9 +6,7 @@ use step_runner_lang::diagnostic::Class;
 use step_runner_lang::environment::Exports;
 use step_runner_lang::eval::{EndedStep, Returned};
 use step_runner_lang::value::{Data, Value};
-use step_runner_model::{
-    LogChannel, Outcome, StepFacts, StepInfo, StepOutcome, StepResult, StepStatus, StepUsage,
-};
+use step_runner_model::{LogChannel, Outcome, StepFacts, StepInfo, StepOutcome, StepResult, StepUsage};
 
 use crate::job::effect::{Effect, StepNote};
 use crate::job::event::CallId;
@@ -83,7 +81,6 @@ impl Machine {
             is_noted: false,
             result: Box::new(StepResult {
                 step: Some(StepInfo { name: name.clone(), ..StepInfo::default() }),
-                status: StepStatus::Running,
                 facts,
                 ..StepResult::default()
             }),
@@ -227,7 +224,6 @@ impl Machine {
         call.result.outputs = IndexMap::new();
         call.result.exports = IndexMap::new();
         call.result.exec = None;
-        call.result.status = StepStatus::Running;
         call.result.outcome = StepOutcome::Unspecified;
         call.result.reason = String::new();
         call.result.error_class = None;

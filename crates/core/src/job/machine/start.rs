@@ -12,7 +12,7 @@ use step_runner_lang::environment::Environment;
 use step_runner_lang::eval::{self, Context, Steps};
 use step_runner_lang::reference;
 use step_runner_lang::value::{EvaluatedText, Value};
-use step_runner_model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult, StepStatus};
+use step_runner_model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult};
 
 use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
@@ -76,7 +76,7 @@ impl Machine {
                 stop: None,
                 is_noted: true,
                 usage: None,
-                result: Box::new(StepResult { status: StepStatus::Running, facts, ..StepResult::default() }),
+                result: Box::new(StepResult { facts, ..StepResult::default() }),
                 work: Work::Nothing,
             },
         );

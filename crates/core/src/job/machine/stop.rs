@@ -117,17 +117,11 @@ impl Machine {
 
     /// Stops the part of the job below `scope`, and `scope` itself.
     fn stop_part(&mut self, scope: CallId, stop: Stop) {
-        if stop.no_cleanup.is_some() || self.has_lists(scope) {
-            let cleanup = self.cleanups.entry(scope).or_default();
-            cleanup.over = cleanup.over.or(stop.no_cleanup);
-        }
+        let cleanup = self.cleanups.entry(scope).or_default();
+        cleanup.over = cleanup.over.or(stop.no_cleanup);
         let mut reached = Reached::default();
         self.reach_inside(scope, scope, stop, &mut reached);
         self.finish_stop(stop, reached);
-    }
-
-    fn has_lists(&self, scope: CallId) -> bool {
-        self.calls.get(&scope).is_some_and(|call| matches!(call.work, Work::List(_) | Work::Group(_)))
     }
 
     /// Skips members that have not begun, then ends the calls that wait for no process.
@@ -317,16 +311,12 @@ impl Machine {
             inside: Some(Duration::MAX),
             rest: CLEANUP_TIMEOUT,
         };
-        let is_group = self.calls.get(&scope).is_some_and(|call| call.stop != Some(scope) && scope != ROOT);
-        if !is_group {
-            return self.stop_part(scope, stop);
-        }
         if let Some(cleanup) = self.cleanups.get_mut(&scope) {
             cleanup.over = Some(CLEANUP_TIMEOUT);
         }
         let mut reached = Reached::default();
-        for member in self.below(scope) {
-            self.reach(member, scope, stop, &mut reached);
+        for below in self.below(scope) {
+            self.reach(below, scope, stop, &mut reached);
         }
         self.finish_stop(stop, reached);
     }

@@ -77,10 +77,8 @@ pub(super) struct StepEnd {
 impl StepEnd {
     /// Adds the end to what is known of a step that had begun.
     pub(super) fn note(self, facts: &mut StepFacts) {
-        if facts.start.is_some() && facts.end.is_none() {
-            facts.end = self.time.max(facts.start);
-            facts.log_end = Some(self.log);
-        }
+        facts.end = self.time.max(facts.start);
+        facts.log_end = Some(self.log);
     }
 }
 
