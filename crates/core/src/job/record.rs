@@ -384,6 +384,11 @@ mod tests {
             assert!(bytes.len() < 100);
             assert!(matches!(decode(&bytes).unwrap().0, Event::FetchedAgain { text_of: 1, .. }));
         }
+        let other = fetched(100, &"y".repeat(LONG_TEXT));
+        for event in [&other, &fetched(101, "short"), &fetched(102, "short")] {
+            let (_, bytes) = record(&mut recorder, event.clone());
+            assert!(decode(&bytes).unwrap().0 == *event, "another text, or one too short to look up");
+        }
     }
 
     #[test]

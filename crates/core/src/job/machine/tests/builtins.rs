@@ -8,6 +8,7 @@ use step_runner_model::{CancelCause, EndClass, StepStatus};
 use super::world::{Driven, World, masked, request, text};
 use crate::job::effect::{Effect, Program, Spawn, Success};
 use crate::job::event::{Event, FetchFailure, Fetched};
+use crate::plan::builtin::LONGEST_ARGUMENT;
 
 fn env<'s>(spawn: &'s Spawn, name: &str) -> Option<&'s str> {
     let mut found = spawn.env.iter().filter(|(key, _)| key == name.as_bytes());
@@ -149,6 +150,56 @@ fn a_tree_that_cannot_be_fetched_fails_its_step() {
     driven.tell(&Event::Fetched { call: *call, result: Err(failure) });
     assert_eq!(driven.trace.outcome().message, "step \"f\": no such repository");
     assert_eq!(driven.trace.root().sub_steps[0].status, StepStatus::Failure);
+}
+
+#[test]
+fn a_tree_is_fetched_again_if_the_network_failed_and_for_no_other_reason() {
+    let steps = FETCH.replace("{name: f, ", "{name: f, retry: {max: 1, when: fetch}, ");
+    for (class, is_tried_again) in [(Class::Fetch, true), (Class::NotFound, false)] {
+        let mut driven = Driven::new(&World::default(), &request(&steps));
+        driven.go_on();
+        let failure = FetchFailure { class, message: "no".into() };
+        driven.tell(&Event::Fetched { call: 1, result: Err(failure) });
+        assert_eq!(driven.trace.finish.is_none(), is_tried_again);
+        let log = driven.trace.log();
+        assert_eq!(log.iter().any(|line| line.starts_with("O Retrying step name=f ")), is_tried_again);
+    }
+}
+
+#[test]
+fn a_script_too_long_for_an_argument_is_a_file() {
+    for (length, is_file) in [(LONGEST_ARGUMENT, false), (LONGEST_ARGUMENT + 1, true)] {
+        let mut driven = Driven::new(
+            &World::default(),
+            &request(&format!("[{{name: a, script: {}}}]", "x".repeat(length))),
+        );
+        driven.go_on();
+        match &driven.trace.spawns()[0].program {
+            Program::Script(text) => assert!(!is_file && text.len() == length),
+            Program::ScriptFile(file) => {
+                assert!(is_file && file.text.len() == length && file.path == "/state/tmp/1/script");
+            }
+            _ => panic!("no script"),
+        }
+    }
+}
+
+#[test]
+fn a_step_says_before_the_job_whether_a_failing_line_ends_its_script() {
+    for (of_job, of_step, ends) in [
+        (false, "", false),
+        (true, "", true),
+        (true, ", errexit: false", false),
+        (false, ", errexit: true", true),
+    ] {
+        let mut spec = request(&format!("[{{name: a, script: x{of_step}}}]"));
+        spec.errexit = of_job;
+        let trace = World::default().run(&spec);
+        let Program::Script(text) = &trace.spawns()[0].program else { panic!("no script") };
+        assert_eq!((text.starts_with("set -e; "), text.ends_with('x')), (ends, true));
+        let option = if ends { "-ec" } else { "-c" };
+        assert_eq!(trace.root().sub_steps[0].exec.as_ref().unwrap().command, ["sh", option, "x"]);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use step_runner_model::{CancelCause, EndClass, StepStatus};
+use step_runner_model::{CancelCause, EndClass, StepOutcome, StepStatus};
 
 use super::world::{Driven, World, request};
 use crate::job::effect::Effect;
@@ -43,7 +43,8 @@ fn a_queued_job_ends_at_once() {
     assert_eq!(driven.trace.outcome().class, EndClass::Cancelled);
     assert_eq!(driven.trace.outcome().exit_code, -2);
     assert!(driven.trace.effects.is_empty());
-    assert_eq!(driven.trace.root().status, StepStatus::Cancelled);
+    let root = driven.trace.root();
+    assert_eq!((root.status, root.outcome), (StepStatus::Cancelled, StepOutcome::Cancelled));
     assert!(driven.trace.root().definition.is_some(), "what would have run is known");
     assert_eq!(driven.trace.log(), ["E job cancelled: it waited too long for a free slot"]);
     driven.tell(&Event::Admitted { at: 0 });
@@ -181,7 +182,8 @@ fn a_defect_of_the_daemon_fails_the_job_wherever_it_is() {
         }
         assert_eq!(driven.trace.outcome().message, "internal: actor panicked\nwith exit status 1");
         assert!(!driven.trace.outcome().tells_exit_status());
-        assert_eq!(driven.trace.root().status, StepStatus::Failure);
+        let root = driven.trace.root();
+        assert_eq!((root.status, root.outcome), (StepStatus::Failure, StepOutcome::Failure));
         assert!(driven.trace.log().last().unwrap().starts_with("E job failed: internal: "));
         while driven.go_on() {}
     }
@@ -193,8 +195,9 @@ fn a_job_that_cannot_begin_fails_without_a_step() {
     driven.tell(&Event::Unprepared { message: "cannot write file variable \"A\"".into() });
     assert_eq!((driven.trace.outcome().class, driven.trace.outcome().exit_code), (EndClass::Failure, -1));
     assert_eq!(driven.trace.log(), ["E job failed: cannot write file variable \"A\""]);
-    assert!(driven.trace.root().sub_steps.is_empty());
-    assert_eq!(driven.trace.root().status, StepStatus::Failure);
+    let root = driven.trace.root();
+    assert!(root.sub_steps.is_empty());
+    assert_eq!((root.status, root.outcome), (StepStatus::Failure, StepOutcome::Failure));
 }
 
 #[test]

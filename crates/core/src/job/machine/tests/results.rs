@@ -2,7 +2,11 @@
 
 use step_runner_model::{StepResult, StepStatus};
 
+use super::job::{Job, timers};
 use super::world::{World, request, text};
+use crate::job::effect::Effect;
+use crate::job::event::Event;
+use crate::job::results::ResultTree;
 use serde_json::json;
 
 const LEAF: &str = "spec:\n  inputs: {a: {type: string}, b: {type: number, default: 2}}\n---\nenv: {D: '${{ inputs.a }}'}\nexec: {command: [run, '${{ inputs.a }}', 1.50]}\n";
@@ -144,4 +148,32 @@ fn the_start_of_a_process_tells_whether_its_success_ends_the_job() {
     assert_eq!(ends("[{name: one, func: ./passes}]"), [false]);
     assert_eq!(ends("[{name: one, func: ./hands}]"), [false]);
     assert_eq!(ends("[{name: one, script: 'x ${{ output_file }}'}]"), [false]);
+}
+
+#[test]
+fn a_part_of_the_tree_is_the_part_of_the_whole_and_shows_the_last_attempt_only() {
+    let text = "{}\n---\nrun: [{name: in, script: x}, {name: on, script: y}]\n";
+    let world = World::new([("/job/f/func.yml", text)]);
+    let mut job = Job::begin(&world, &request("[{name: a, retry: 1, func: ./f}, {name: z, script: z}]"));
+    job.exit("in", 0);
+    let failed = job.exit("on", 1);
+    let [timer] = timers(&failed)[..] else { panic!("no delay") };
+    job.tell(Event::Cleared { step: 1 });
+    job.tell(Event::Due { timer });
+    job.exit("in", 0);
+    job.exit("on", 0);
+    let mut tree = ResultTree::default();
+    for effect in &job.effects {
+        if let Effect::Note(note) = effect {
+            tree.add((**note).clone());
+        }
+    }
+    let a = tree.subtree(1).unwrap();
+    assert_eq!(a.status, StepStatus::Success);
+    let names: Vec<_> = a.sub_steps.iter().map(|step| step.step.as_ref().unwrap().name.as_str()).collect();
+    assert_eq!(names, ["in", "on"]);
+    assert!(tree.subtree(99).is_none());
+    let root = tree.take_root(StepResult::default());
+    assert!(root.sub_steps[0] == a);
+    assert_eq!(root.sub_steps.len(), 2);
 }
