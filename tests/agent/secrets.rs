@@ -1,4 +1,5 @@
-//! What a job can find of the agent's tokens (A22): nothing as another user, and as the same user the agent warns.
+//! Jobs that look for the agent's tokens (A22). As another user they find none; as the agent's own user they can, and the
+//! agent warns.
 
 use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};

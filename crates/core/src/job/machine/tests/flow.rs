@@ -203,7 +203,7 @@ fn a_limit_of_the_cleanup_is_forgotten_with_the_attempt() {
     assert!(!job.machine.awaits(of_cleanup));
 }
 
-/// What ends a job at once ends a cleanup under way, too.
+/// A stop that allows no cleanup ends one that is under way.
 #[test]
 fn a_finish_or_a_forced_cancel_ends_the_cleanup_of_a_part() {
     for (cause, force) in [(CancelCause::Finish, false), (CancelCause::Cancel, true)] {

@@ -1,4 +1,4 @@
-//! What a replay tells of a record, beside the machine (recovery.md).
+//! Facts that a replay collects beside the machine: calls that are over, trees, cancels (recovery.md).
 
 use step_runner_model::{CancelCause, ExitStatus};
 
