@@ -33,10 +33,10 @@ exit "$4"
 /// Lines of the file that each job writes.
 const MADE: u64 = 50;
 
-/// Beginnings of the lines about a job that was cut off: where its log may end, and the agent's word after that. A job that is
-/// cancelled early has no script, and the shell says of a program of its own that a signal has ended it.
+/// Beginnings of the lines about a job that was cut off: where its log may end, and the agent's word after that. One that is
+/// cancelled early skips its first stages or its script, and the shell says of a program of its own that a signal has ended it.
 const WORDS: [&str; 7] = [
-    "Skipped step name=step_script: ",
+    "Skipped step name=",
     "Terminated",
     "Running step name=cleanup",
     "Running step name=upload_artifacts",
