@@ -19,13 +19,13 @@ static SCOPE: LazyLock<IndexMap<String, Value>> = LazyLock::new(|| {
     let number = |number| Value::plain(Data::Number(number));
     let mut secret = Value::text("hidden");
     secret.mark_sensitive();
-    let list = Value::plain(Data::Array(vec![number(1.0), Value::text("two"), secret.clone()]));
+    let list = Value::array([number(1.0), Value::text("two"), secret.clone()]);
     let names = [
         ("a", number(7.0)),
         ("s", Value::text("text")),
         ("x", secret),
         ("b", Value::text("0123456789abcdef".repeat(65_536))),
-        ("o", Value::plain(Data::Object(IndexMap::from([("k".to_owned(), list.clone())])))),
+        ("o", Value::object(IndexMap::from([("k".to_owned(), list.clone())]))),
         ("l", list),
     ];
     names.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

@@ -1,6 +1,7 @@
 //! Converts messages to checked requests. Every message is destructured without `..`, so that a new field does not
 //! compile until it is handled.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
@@ -188,7 +189,7 @@ fn input_value(value: prost_types::Value) -> Result<Value, Refusal> {
         Some(PbKind::ListValue(list)) => {
             Data::Array(list.values.into_iter().map(input_value).collect::<Result<_, _>>()?)
         }
-        Some(PbKind::StructValue(object)) => Data::Object(input_values(object.fields)?),
+        Some(PbKind::StructValue(object)) => Data::Object(Arc::new(input_values(object.fields)?)),
     };
     Ok(Value::plain(data))
 }

@@ -246,6 +246,11 @@ async fn fault_67_values_that_grow_without_end_fail_their_own_job_within_bounded
     let path = daemon.path.display();
     let functions = [
         ("double", "inputs: {x: {type: array}}, outputs: {o: {type: array}}", "[inputs.x, inputs.x]"),
+        (
+            "members",
+            "inputs: {x: {type: struct}}, outputs: {o: {type: struct}}",
+            r#"{"a": inputs.x, "b": inputs.x}"#,
+        ),
         ("nest", "inputs: {x: {type: array}}, outputs: {o: {type: array}}", "[[[[[[[[inputs.x]]]]]]]]"),
         ("text", "inputs: {x: {type: string}}, outputs: {o: {type: string}}", "inputs.x + inputs.x"),
     ];
@@ -258,6 +263,7 @@ async fn fault_67_values_that_grow_without_end_fail_their_own_job_within_bounded
     std::fs::write(daemon.file("leaf/func.yml"), "{}\n---\nexec: {command: ['true']}\n").unwrap();
     for (name, first, words) in [
         ("double", "[1]", "larger than 64 MiB"),
+        ("members", "{k: 1}", "larger than 64 MiB"),
         ("nest", "[1]", "nested deeper"),
         ("text", "xxxxxxxx", "larger than 64 MiB"),
     ] {

@@ -47,7 +47,7 @@ fn value_of(json: &Json) -> Value {
 
 fn names(context: &Json) -> IndexMap<String, Value> {
     match value_of(context).data {
-        Data::Object(members) => members,
+        Data::Object(members) => (*members).clone(),
         _ => IndexMap::new(),
     }
 }
@@ -155,7 +155,7 @@ fn read_output_file(content: &str, spec: &Json) -> Result<Outcome, Failed> {
         declared.insert(name.clone(), declaration);
     }
     Ok(read_outputs(content.as_bytes(), &declared)
-        .map(|outputs| to_json(&Value::plain(Data::Object(outputs))))
+        .map(|outputs| to_json(&Value::object(outputs)))
         .map_err(|error: OutputFileError| (error.class, error.line)))
 }
 

@@ -193,7 +193,7 @@ mod tests {
 
         #[test]
         fn text_of_an_array_is_json_that_reads_back_the_same(texts in prop::collection::vec(any::<String>(), 0..5)) {
-            let value = Value::plain(Data::Array(texts.iter().cloned().map(Value::text).collect()));
+            let value = Value::array(texts.iter().cloned().map(Value::text));
             let back = parsed(&to_text(&value));
             prop_assert!(back == value);
         }

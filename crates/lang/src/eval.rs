@@ -206,14 +206,14 @@ fn evaluate_nested(
         TemplateValue::Array(items) => {
             let items: Result<Vec<Value>, Diagnostic> =
                 items.iter().map(|item| evaluate_nested(item, None, scope, budget, inside)).collect();
-            Ok(Value::plain(Data::Array(items?)))
+            Ok(Value::array(items?))
         }
         TemplateValue::Object(members) => {
             let members: Result<IndexMap<String, Value>, Diagnostic> = members
                 .iter()
                 .map(|(key, member)| Ok((key.clone(), evaluate_nested(member, None, scope, budget, inside)?)))
                 .collect();
-            Ok(Value::plain(Data::Object(members?)))
+            Ok(Value::object(members?))
         }
     }
 }

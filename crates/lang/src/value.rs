@@ -1,9 +1,17 @@
 //! Values of the language (language.md §9.2, §9.6).
 
 use std::fmt;
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
+
+/// Bytes that a value, or the key of a member, is taken for beside its text: what it needs in the largest of its forms, those
+/// of JSON and of messages.
+pub(crate) const WEIGHT: usize = 80;
+
+/// Bytes that an object is taken for beside its members: in a message it has room for eleven, however few there are.
+pub(crate) const OBJECT_WEIGHT: usize = 640;
 
 /// A value and its mark. A mark on a member does not mark the object around it.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
@@ -14,7 +22,7 @@ pub struct Value {
     pub sensitive: bool,
 }
 
-/// A value without its mark.
+/// A value without its mark. Copies of arrays and objects share what is inside.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub enum Data {
     /// `null`.
@@ -26,9 +34,9 @@ pub enum Data {
     /// Text.
     String(String),
     /// Array of values of any type.
-    Array(Vec<Value>),
+    Array(Arc<[Value]>),
     /// Object (`struct`) in order of insertion. The order never matters for equality.
-    Object(IndexMap<String, Value>),
+    Object(Arc<IndexMap<String, Value>>),
 }
 
 /// Declared types of inputs and outputs (language.md §3).
@@ -58,16 +66,29 @@ impl Value {
         Self::plain(Data::String(text.into()))
     }
 
+    /// Makes an array without a mark.
+    pub fn array(items: impl IntoIterator<Item = Self>) -> Self {
+        Self::plain(Data::Array(items.into_iter().collect()))
+    }
+
+    /// Makes an object without a mark.
+    pub fn object(members: IndexMap<String, Self>) -> Self {
+        Self::plain(Data::Object(Arc::new(members)))
+    }
+
     /// Subtracts the size of the value from `left` bytes. Stops at the first byte too many and returns `None`.
     pub fn take_from(&self, left: usize) -> Option<usize> {
-        let left = left.checked_sub(size_of::<Self>())?;
+        let left = left.checked_sub(WEIGHT)?;
         match &self.data {
             Data::Null | Data::Bool(_) | Data::Number(_) => Some(left),
             Data::String(text) => left.checked_sub(text.len()),
             Data::Array(items) => items.iter().try_fold(left, |left, item| item.take_from(left)),
-            Data::Object(members) => members
-                .iter()
-                .try_fold(left, |left, (key, member)| member.take_from(left.checked_sub(key.len())?)),
+            Data::Object(members) => {
+                let left = left.checked_sub(OBJECT_WEIGHT)?;
+                members.iter().try_fold(left, |left, (key, member)| {
+                    member.take_from(left.checked_sub(WEIGHT + key.len())?)
+                })
+            }
         }
     }
 
@@ -108,8 +129,8 @@ impl Value {
     pub fn mark_sensitive(&mut self) {
         self.sensitive = true;
         match &mut self.data {
-            Data::Array(items) => items.iter_mut().for_each(Self::mark_sensitive),
-            Data::Object(members) => members.values_mut().for_each(Self::mark_sensitive),
+            Data::Array(items) => Arc::make_mut(items).iter_mut().for_each(Self::mark_sensitive),
+            Data::Object(members) => Arc::make_mut(members).values_mut().for_each(Self::mark_sensitive),
             Data::Null | Data::Bool(_) | Data::Number(_) | Data::String(_) => {}
         }
     }

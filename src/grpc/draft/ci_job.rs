@@ -1,5 +1,7 @@
 //! The job of a request as a mapping of keywords (service.md §5). What it means is decided by [`crate::ci`].
 
+use std::sync::Arc;
+
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 
@@ -50,7 +52,7 @@ fn value_of(json: Json) -> Value {
         Json::Number(number) => number.as_f64().map_or(Data::Null, Data::Number),
         Json::String(text) => Data::String(text),
         Json::Array(items) => Data::Array(items.into_iter().map(value_of).collect()),
-        Json::Object(fields) => Data::Object(values(fields)),
+        Json::Object(fields) => Data::Object(Arc::new(values(fields))),
     };
     Value { data, sensitive: false }
 }

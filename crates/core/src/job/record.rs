@@ -189,9 +189,9 @@ mod tests {
         ];
         leaf.prop_recursive(3, 16, 4, |inner| {
             prop_oneof![
-                prop::collection::vec(inner.clone(), 0..4).prop_map(|all| Value::plain(Data::Array(all))),
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::array),
                 prop::collection::vec((".{0,4}", inner), 0..4)
-                    .prop_map(|all| Value::plain(Data::Object(all.into_iter().collect()))),
+                    .prop_map(|all| Value::object(all.into_iter().collect())),
             ]
         })
     }

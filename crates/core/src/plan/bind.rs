@@ -7,7 +7,7 @@ use step_runner_lang::convert::contract;
 use step_runner_lang::diagnostic::Diagnostic;
 use step_runner_lang::environment::EnvironmentFrame;
 use step_runner_lang::eval::{self, Scope};
-use step_runner_lang::value::{Data, Value, ValueType};
+use step_runner_lang::value::{Value, ValueType};
 
 /// Inputs and environment that a step passes to its function.
 pub(crate) struct Given {
@@ -68,7 +68,7 @@ fn step_inputs(
             let inner = eval::evaluate_inputs(&step.inputs, |_| None, scope)?;
             IndexMap::from([
                 ("action".to_owned(), eval::evaluate_text(action, scope)?.into()),
-                ("inputs".to_owned(), Value::plain(Data::Object(inner))),
+                ("inputs".to_owned(), Value::object(inner)),
             ])
         }
     })

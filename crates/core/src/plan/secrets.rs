@@ -358,14 +358,11 @@ mod tests {
         let mut secrets = Secrets::default();
         let members = [
             ("a".to_owned(), Value::text("one")),
-            (
-                "b".to_owned(),
-                Value::plain(Data::Array(vec![Value::plain(Data::Number(42.0)), Value::text("one")])),
-            ),
+            ("b".to_owned(), Value::array([Value::plain(Data::Number(42.0)), Value::text("one")])),
             ("c".to_owned(), Value::plain(Data::Bool(true))),
             ("d".to_owned(), Value::text(" ")),
         ];
-        secrets.note_declared(&Value::plain(Data::Object(members.into_iter().collect())));
+        secrets.note_declared(&Value::object(members.into_iter().collect()));
         assert_eq!(taken(&mut secrets), ["one", "42"]);
         secrets.note_declared(&Value::text("one"));
         assert!(taken(&mut secrets).is_empty());
@@ -374,12 +371,12 @@ mod tests {
     #[test]
     fn fault_76_secrets_of_a_job_that_is_ended_for_their_number_take_no_memory() {
         let numbers = |range: std::ops::Range<u32>| {
-            Value::plain(Data::Array(range.map(|n| Value::plain(Data::Number(f64::from(n)))).collect()))
+            Value::array(range.map(|n| Value::plain(Data::Number(f64::from(n)))))
         };
         let mut secrets = Secrets::default();
         // Blanks make no other secret: the last one must still be masked.
         let blanks = (0..2 * MOST_KNOWN).map(|n| Value::text(format!("{}x", " ".repeat(n))));
-        secrets.note_declared(&Value::plain(Data::Array(blanks.chain([Value::text("last")]).collect())));
+        secrets.note_declared(&Value::array(blanks.chain([Value::text("last")])));
         assert_eq!(taken(&mut secrets), ["x", "last"]);
         secrets.note_declared(&numbers(0..100_000));
         assert_eq!(secrets.take_fresh().len(), MOST_KNOWN - 1);
@@ -390,11 +387,11 @@ mod tests {
 
     #[test]
     fn fault_81_numbers_are_phrases_as_written_and_as_shown() {
-        let value = Value::plain(Data::Array(vec![
+        let value = Value::array([
             Value::plain(Data::Number(12_345_678_901_234_567_890.0)),
             Value::plain(Data::Number(1e-7)),
             Value::plain(Data::Number(5.0)),
-        ]));
+        ]);
         let mut secrets = Secrets::default();
         secrets.note_declared(&value);
         assert_eq!(taken(&mut secrets), ["12345678901234567000", "1e-7", "0.0000001", "5"]);
@@ -451,7 +448,7 @@ mod tests {
     #[test]
     fn only_marked_leaves_of_a_derived_value_are_phrases() {
         let mut secrets = Secrets::default();
-        let value = Value::plain(Data::Array(vec![Value::text("open"), secret("hidden")]));
+        let value = Value::array([Value::text("open"), secret("hidden")]);
         secrets.note_derived(&value, &IndexMap::new());
         assert_eq!(taken(&mut secrets), ["hidden"]);
     }

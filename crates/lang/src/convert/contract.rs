@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn values_of_sensitive_inputs_are_marked_to_the_leaves() {
-        let mut declaration = declare(ValueType::Array, Some(Value::plain(Data::Array(vec![number(1.0)]))));
+        let mut declaration = declare(ValueType::Array, Some(Value::array([number(1.0)])));
         declaration.sensitive = true;
         let bound = bind_inputs(IndexMap::new(), &IndexMap::from([("a".to_owned(), declaration)])).unwrap();
         let Data::Array(items) = &bound["a"].data else { panic!("an array") };

@@ -2,13 +2,12 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::mem::size_of;
 
 use indexmap::IndexMap;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use thiserror::Error;
 
-use crate::value::{Data, Value};
+use crate::value::{Data, Value, WEIGHT};
 
 /// Bytes that values can still take. Several texts can share one.
 #[derive(Debug)]
@@ -41,7 +40,7 @@ impl MemoryBudget {
     }
 
     fn take<E: serde::de::Error>(&self, bytes: usize) -> Result<(), E> {
-        let left = self.0.get().checked_sub(bytes + size_of::<Value>());
+        let left = self.0.get().checked_sub(bytes + WEIGHT);
         self.0.set(left.unwrap_or(0));
         left.map(drop).ok_or_else(|| E::custom(TOO_LARGE))
     }
@@ -133,7 +132,7 @@ impl<'de> Visitor<'de> for Any<'_> {
         while let Some(item) = sequence.next_element_seed(self)? {
             items.push(item);
         }
-        Ok(Data::Array(items))
+        Ok(Data::Array(items.into()))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Data, A::Error> {
@@ -143,7 +142,7 @@ impl<'de> Visitor<'de> for Any<'_> {
             self.0.take(key.len())?;
             members.insert(key, map.next_value_seed(self)?);
         }
-        Ok(Data::Object(members))
+        Ok(Data::Object(members.into()))
     }
 }
 

@@ -249,7 +249,7 @@ impl Checker<'_> {
                         Some((entry.key.text.clone(), value))
                     })
                     .collect();
-                Data::Object(members.into_iter().collect::<Option<_>>()?)
+                Data::Object(Arc::new(members.into_iter().collect::<Option<_>>()?))
             }
         };
         Some(Value::plain(data))

@@ -2,9 +2,8 @@
 //! times. They count bytes and values, never time, so the same evaluation always ends the same way.
 
 use std::cell::Cell;
-use std::mem::size_of;
 
-use crate::value::{Data, Value};
+use crate::value::{Data, OBJECT_WEIGHT, Value, WEIGHT};
 
 /// Maximum number of bytes that one evaluation can allocate.
 pub(super) const VALUE_LIMIT: usize = 64 * 1024 * 1024;
@@ -16,9 +15,6 @@ const WORK_LIMIT: usize = 64 * 1024 * 1024;
 const MEMBER: usize = 8;
 /// Bytes of text that cost as much as one value.
 const TEXT_BLOCK: usize = 64;
-/// Size of a value without its text.
-const WEIGHT: usize = size_of::<Value>();
-
 /// The remainder of the limits.
 pub(super) struct Budget {
     bytes: Cell<usize>,
@@ -53,10 +49,13 @@ impl Budget {
             Data::Null | Data::Bool(_) | Data::Number(_) => Ok(()),
             Data::String(text) => self.take(text.len()),
             Data::Array(items) => items.iter().try_for_each(|item| self.take_value(item)),
-            Data::Object(members) => members.iter().try_for_each(|(key, member)| {
-                self.take(key.len())?;
-                self.take_value(member)
-            }),
+            Data::Object(members) => {
+                self.take(OBJECT_WEIGHT)?;
+                members.iter().try_for_each(|(key, member)| {
+                    self.take(WEIGHT + key.len())?;
+                    self.take_value(member)
+                })
+            }
         }
     }
 
@@ -68,13 +67,13 @@ impl Budget {
             Data::Null | Data::Bool(_) | Data::Number(_) => {}
             Data::String(text) => self.work_on(text.len() / TEXT_BLOCK)?,
             Data::Array(items) => {
-                for item in items {
+                for item in items.iter() {
                     sensitive |= self.look(item)?;
                 }
             }
             Data::Object(members) => {
                 self.work_on(members.len().saturating_mul(MEMBER))?;
-                for (key, member) in members {
+                for (key, member) in members.iter() {
                     self.work_on(key.len() / TEXT_BLOCK)?;
                     sensitive |= self.look(member)?;
                 }

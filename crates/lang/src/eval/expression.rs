@@ -112,7 +112,7 @@ impl<'s> Evaluator<'s> {
             ExpressionKind::Name(name) => self.name(name, at),
             ExpressionKind::Array(items) => {
                 let items: Result<Vec<Value>> = items.iter().map(|item| self.owned(item)).collect();
-                value(Value::plain(Data::Array(items?)))
+                value(Value::array(items?))
             }
             ExpressionKind::Object(pairs) => value(self.object(pairs)?),
             ExpressionKind::Unary(operators, operand) => value(self.unary(operators, operand, at)?),
@@ -166,7 +166,7 @@ impl<'s> Evaluator<'s> {
             sensitive |= marked;
             members.insert(text, self.owned(member)?);
         }
-        Ok(Value { data: Data::Object(members), sensitive })
+        Ok(Value { data: Data::Object(Arc::new(members)), sensitive })
     }
 
     /// True if an error of class not-found will be read.

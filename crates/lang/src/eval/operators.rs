@@ -23,7 +23,9 @@ pub(super) fn is_truthy(data: &Data) -> bool {
 /// Compares deeply. Marks and the order of keys do not matter; different types are unequal.
 pub(super) fn equal(left: &Value, right: &Value) -> bool {
     match (&left.data, &right.data) {
-        (Data::Array(a), Data::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(x, y)| equal(x, y)),
+        (Data::Array(a), Data::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(&**b).all(|(x, y)| equal(x, y))
+        }
         (Data::Object(a), Data::Object(b)) => {
             a.len() == b.len() && a.iter().all(|(key, x)| b.get(key).is_some_and(|y| equal(x, y)))
         }
@@ -40,7 +42,7 @@ pub(super) fn compare(left: &Value, right: &Value) -> Ordering {
         (Data::String(a), Data::String(b)) => a.cmp(b),
         (Data::Array(a), Data::Array(b)) => a
             .iter()
-            .zip(b)
+            .zip(&**b)
             .map(|(x, y)| compare(x, y))
             .find(|order| order.is_ne())
             .unwrap_or_else(|| a.len().cmp(&b.len())),
@@ -104,6 +106,8 @@ pub(super) fn arithmetic(
 mod tests {
     use proptest::prelude::*;
 
+    use std::sync::Arc;
+
     use super::*;
     use crate::convert::json::{MemoryBudget, parse};
     use crate::convert::to_json;
@@ -130,9 +134,9 @@ mod tests {
         leaf.prop_recursive(3, 20, 3, |inner| {
             let member = ("[abc]", inner.clone());
             prop_oneof![
-                prop::collection::vec(inner, 0..3).prop_map(|items| Value::plain(Data::Array(items))),
+                prop::collection::vec(inner, 0..3).prop_map(Value::array),
                 prop::collection::vec(member, 0..3)
-                    .prop_map(|members| Value::plain(Data::Object(members.into_iter().collect()))),
+                    .prop_map(|members| Value::object(members.into_iter().collect())),
             ]
         })
     }
@@ -141,9 +145,9 @@ mod tests {
     fn rearranged(value: &Value) -> Value {
         Value::plain(match &value.data {
             Data::Array(items) => Data::Array(items.iter().map(rearranged).collect()),
-            Data::Object(members) => Data::Object(
+            Data::Object(members) => Data::Object(Arc::new(
                 members.iter().rev().map(|(key, member)| (key.clone(), rearranged(member))).collect(),
-            ),
+            )),
             scalar => scalar.clone(),
         })
     }
@@ -175,8 +179,8 @@ mod tests {
         fn a_value_that_goes_through_json_or_text_comes_back_the_same(a in value_strategy()) {
             let back = |json: &str| parse(json, &MemoryBudget::new(1 << 20)).unwrap();
             prop_assert!(equal(&back(&to_json(&a).to_string()), &a));
-            let text = crate::convert::to_text(&Value::plain(Data::Array(vec![a.clone()])));
-            prop_assert!(equal(&back(&text), &Value::plain(Data::Array(vec![a.clone()]))));
+            let text = crate::convert::to_text(&Value::array([a.clone()]));
+            prop_assert!(equal(&back(&text), &Value::array([a.clone()])));
             let stored = postcard::to_allocvec(&a).unwrap();
             prop_assert!(postcard::from_bytes::<Value>(&stored).unwrap() == a, "marks are kept in records");
             let text = EvaluatedText { text, sensitive: a.sensitive };

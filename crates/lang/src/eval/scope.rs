@@ -118,7 +118,7 @@ impl EndedStep {
 
     fn to_object(&self) -> IndexMap<String, Value> {
         let member = |name: &&str| match self.outputs() {
-            Some(outputs) if *name == "outputs" => Some(Value::plain(Data::Object(outputs.clone()))),
+            Some(outputs) if *name == "outputs" => Some(Value::object(outputs.clone())),
             _ => self.member(name),
         };
         self.names().iter().filter_map(|name| Some(((*name).to_owned(), member(name)?))).collect()
@@ -309,10 +309,10 @@ impl<'a> Item<'a> {
                     None => Err(missing(tell, || members.keys().cloned().collect())),
                 }
             }
-            Item::Value(Cow::Owned(Value { data: Data::Object(mut members), sensitive })) => {
-                match members.swap_remove(key) {
-                    Some(value) => Ok(Item::Value(Cow::Owned(value)).marked(sensitive)),
-                    None => Err(missing(tell, || members.into_keys().collect())),
+            Item::Value(Cow::Owned(Value { data: Data::Object(members), sensitive })) => {
+                match members.get(key) {
+                    Some(value) => Ok(Item::Value(Cow::Owned(value.clone())).marked(sensitive)),
+                    None => Err(missing(tell, || members.keys().cloned().collect())),
                 }
             }
             Item::Value(value) => Err(NoMember::NotAnObject(value.type_name())),
@@ -360,17 +360,14 @@ impl<'a> Item<'a> {
 
     /// Returns the value and builds objects. Returns `None` for a function, which is not a value.
     pub(super) fn into_value(self) -> Option<Cow<'a, Value>> {
-        let object = |members| Some(Cow::Owned(Value::plain(Data::Object(members))));
+        let object = |members| Some(Cow::Owned(Value::object(members)));
         match self {
             Item::Value(value) => Some(value),
             Item::Map(members) | Item::Outputs(members, _) => object(members.clone()),
             Item::Env(env) => object(env.to_object()),
             Item::Step(_, step) => object(step.to_object()),
             Item::Steps(steps) => object(
-                steps
-                    .iter()
-                    .map(|(name, step)| (name.clone(), Value::plain(Data::Object(step.to_object()))))
-                    .collect(),
+                steps.iter().map(|(name, step)| (name.clone(), Value::object(step.to_object()))).collect(),
             ),
             Item::Run(state) => object(IndexMap::from([("status".to_owned(), Value::text(state.word()))])),
             Item::Function(_) => None,

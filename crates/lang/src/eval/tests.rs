@@ -30,8 +30,8 @@ fn names() -> IndexMap<String, Value> {
     IndexMap::from([
         ("secret".to_owned(), secret(Value::text("s"))),
         ("plain".to_owned(), Value::text("p")),
-        ("mixed".to_owned(), Value::plain(Data::Object(mixed))),
-        ("list".to_owned(), Value::plain(Data::Array(vec![number(1.0), secret(number(2.0))]))),
+        ("mixed".to_owned(), Value::object(mixed)),
+        ("list".to_owned(), Value::array([number(1.0), secret(number(2.0))])),
     ])
 }
 
@@ -157,7 +157,7 @@ fn a_chain_of_sums_pays_only_for_what_it_adds() {
 
 #[test]
 fn fault_67_looking_at_values_is_paid_for() {
-    let many = Value::plain(Data::Array(vec![number(1.0); 100_000]));
+    let many = Value::array(vec![number(1.0); 100_000]);
     let names = IndexMap::from([("many".to_owned(), many)]);
     for (first, more) in [("many == many", " && many == many"), ("many", " && many"), ("!many", " || !many")]
     {
@@ -187,10 +187,10 @@ fn fault_76_all_keys_of_a_step_share_one_limit() {
 fn fault_76_comparing_wide_objects_is_paid_for() {
     let wide = || {
         let members = (0..20_000).map(|n| (format!("key-{n}"), number(f64::from(n))));
-        Value::plain(Data::Object(members.collect()))
+        Value::object(members.collect())
     };
     // A value taken out of a marked one is marked too, which copies it.
-    let outer = Data::Object(IndexMap::from([("o".to_owned(), wide())]));
+    let outer = Value::object(IndexMap::from([("o".to_owned(), wide())])).data;
     let marked = Value { data: outer, sensitive: true };
     let names = [("a", wide()), ("b", wide()), ("s", marked)].map(|(name, value)| (name.to_owned(), value));
     let names = IndexMap::from(names);
@@ -208,7 +208,7 @@ fn fault_76_comparing_wide_objects_is_paid_for() {
 #[test]
 fn what_is_forgiven_costs_no_search_for_the_name_that_was_meant() {
     let members = (0..200_000).map(|n| (format!("a_rather_long_name_of_a_member_{n}"), number(1.0)));
-    let names = IndexMap::from([("o".to_owned(), Value::plain(Data::Object(members.collect())))]);
+    let names = IndexMap::from([("o".to_owned(), Value::object(members.collect()))]);
     let text = format!("${{{{ {}'none' }}}}", "o.a_rather_long_name || ".repeat(2_700));
     assert!(evaluate_native(&template(&text), &names).unwrap() == Value::text("none"));
 }
@@ -235,7 +235,7 @@ fn on_a_small_stack(work: impl FnOnce() + Send + 'static) {
 fn fault_67_the_longest_and_deepest_expressions_need_little_stack() {
     on_a_small_stack(|| {
         let scope = || {
-            let deep = (0..127).fold(Value::text("x"), |inner, _| Value::plain(Data::Array(vec![inner])));
+            let deep = (0..127).fold(Value::text("x"), |inner, _| Value::array([inner]));
             IndexMap::from([("d".to_owned(), deep), ("s".to_owned(), Value::text("s"))])
         };
         let nested = |open: &str, close: &str| format!("{}1{}", open.repeat(128), close.repeat(128));
@@ -323,7 +323,7 @@ fn marked_numbers_that_become_text_are_noted() {
     let vars = IndexMap::from([
         ("PIN".to_owned(), marked(Data::String("007".to_owned()))),
         ("n".to_owned(), marked(Data::Number(3.0))),
-        ("list".to_owned(), marked(Data::Array(vec![number(4.0), Value::text("x")]))),
+        ("list".to_owned(), marked(Data::Array([number(4.0), Value::text("x")].into()))),
         ("plain".to_owned(), number(5.0)),
     ]);
     let noted = |text: &str| {

@@ -5,7 +5,7 @@ use step_runner_lang::ast::flow::{Tolerance, When};
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::environment::Exports;
 use step_runner_lang::eval::{EndedStep, Returned};
-use step_runner_lang::value::{Data, Value};
+use step_runner_lang::value::Value;
 use step_runner_model::{LogChannel, Outcome, StepFacts, StepInfo, StepOutcome, StepResult, StepUsage};
 
 use crate::job::effect::{Effect, StepNote};
@@ -453,7 +453,7 @@ impl StepAt {
     pub(super) fn nothing_returned(&self) -> Option<Returned> {
         let step = self.get().filter(|step| step.is_group())?;
         Some(match step.members() {
-            [] => Returned::Results(Value::plain(Data::Array(Vec::new()))),
+            [] => Returned::Results(Value::array([])),
             _ => Returned::Group,
         })
     }

@@ -96,15 +96,15 @@ impl Group {
             let values = member.member.values.as_deref().cloned().unwrap_or_default();
             let code = ended.exit_code.map_or(Data::Null, |code| Data::Number(f64::from(code)));
             let members = [
-                ("matrix", Value::plain(Data::Object(values))),
+                ("matrix", Value::object(values)),
                 ("status", text(ended.outcome.word())),
-                ("outputs", Value::plain(Data::Object(ended.outputs().cloned().unwrap_or_default()))),
+                ("outputs", Value::object(ended.outputs().cloned().unwrap_or_default())),
                 ("exit_code", Value::plain(code)),
             ];
             let members = members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            Some(Value::plain(Data::Object(members)))
+            Some(Value::object(members))
         };
-        Value::plain(Data::Array(self.members.iter().filter_map(result).collect()))
+        Value::array(self.members.iter().filter_map(result))
     }
 }
 

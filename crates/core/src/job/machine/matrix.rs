@@ -97,7 +97,8 @@ fn values_of(
         }
         MatrixItems::Value(value) => match evaluated(value, view)? {
             Value { data: Data::Array(items), sensitive } => items
-                .into_iter()
+                .iter()
+                .cloned()
                 .map(|item| scalar(Value { sensitive: sensitive || item.sensitive, ..item }, list.at))
                 .collect(),
             other => {

@@ -157,7 +157,7 @@ fn variables_pass_through_the_runners_file() {
 
 #[test]
 fn what_commands_may_be() {
-    let array = |items: Vec<Value>| Value::plain(Data::Array(items));
+    let array = |items: Vec<Value>| Value::array(items);
     let number = Value::plain(Data::Number(3.0));
     assert_eq!(commands(&array(vec![Value::text("a"), number])).unwrap(), ["a", "3"]);
     for (items, message) in [

@@ -150,10 +150,9 @@ impl<'s> Evaluator<'s> {
             Cow::Borrowed(Value { data: Data::Array(items), .. }) => {
                 items.get(position).map(Cow::Borrowed).ok_or_else(|| out_of_range(items.len()))?
             }
-            Cow::Owned(Value { data: Data::Array(mut items), .. }) if position < items.len() => {
-                Cow::Owned(items.swap_remove(position))
+            Cow::Owned(Value { data: Data::Array(items), .. }) => {
+                items.get(position).cloned().map(Cow::Owned).ok_or_else(|| out_of_range(items.len()))?
             }
-            Cow::Owned(Value { data: Data::Array(items), .. }) => return Err(out_of_range(items.len())),
             Cow::Borrowed(_) | Cow::Owned(_) => return Err(out_of_range(0)),
         };
         Ok(Item::Value(element).marked(sensitive))
