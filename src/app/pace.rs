@@ -2,7 +2,7 @@
 //!
 //! With hundreds of short jobs at once, an event comes every 100 µs: a call, the end of a step, a line of a log. A loop that
 //! handles each at once wakes up for each, and each answer wakes its client, which calls again. Batches cost both sides
-//! less (docs/internals/performance.md, "Many jobs at once"). They add latency, which is small beside that of such a load.
+//! less (docs/internals/performance-history.md, "Many jobs at once"). They add latency, which is small beside that of such a load.
 //!
 //! The pause is a sleep of the thread, not a timer: it must also hold back the wake-ups of sockets.
 
