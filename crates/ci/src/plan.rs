@@ -57,6 +57,8 @@ pub struct Stores {
 pub struct Plan {
     /// The steps document.
     pub steps: String,
+    /// Names of its steps, in order.
+    pub stages: Vec<String>,
     /// Inputs of its root function.
     pub inputs: JsonMap<String, Json>,
     /// Variables of the job.
@@ -110,9 +112,10 @@ pub fn plan(job: &Job, images: Images, stores: Option<&Stores>) -> Result<Plan, 
             }
         }
     }
-    let document::Document { steps, inputs } = document::of(job, stores);
+    let document::Document { steps, stages, inputs } = document::of(job, stores);
     Ok(Plan {
         steps,
+        stages,
         inputs,
         variables: job.variables.clone(),
         phrases: job.phrases.clone(),

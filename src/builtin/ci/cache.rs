@@ -24,9 +24,13 @@ pub(crate) fn restore(
     let last = inputs.get("fallback_key").and_then(Json::as_str).filter(|key| !key.is_empty());
     for cache in list(inputs, "caches").iter().filter(|cache| field(cache, "policy") != "push") {
         let own = key(cache, &environment.work_dir)?;
+        if let Some(why) = unusable(&own) {
+            warn(environment, &format!("cache {}: {why}: it is left out", own.escape_debug()));
+            continue;
+        }
         let keys = std::iter::once(own.clone()).chain(texts(cache, "fallback_keys"));
         let found = keys.chain(last.map(str::to_owned)).find_map(|key| {
-            let folder = store.join(folder_of(&key).ok()?);
+            let folder = store.join(unusable(&key).is_none().then(|| file_name(&key))?);
             folder.is_dir().then_some((key, folder))
         });
         let Some((key, folder)) = found else {
@@ -51,12 +55,16 @@ pub(crate) fn save(
     let saved = |cache: &&Json| field(cache, "policy") != "pull" && is_wanted(field(cache, "when"), status);
     for cache in list(inputs, "caches").iter().filter(saved) {
         let key = key(cache, &environment.work_dir)?;
+        if let Some(why) = unusable(&key) {
+            warn(environment, &format!("cache {}: {why}: it is left out", key.escape_debug()));
+            continue;
+        }
         let Selection { paths, .. } = selection::select(&environment.work_dir, &wanted(cache))?;
         if paths.is_empty() {
             warn(environment, &format!("cache {}: no file is there, so none is saved", key.escape_debug()));
             continue;
         }
-        let folder = store.join(folder_of(&key)?);
+        let folder = store.join(file_name(&key));
         // Jobs may save the same key at the same time: each has a folder of its own until it is complete.
         let new = store.join(format!("{}.{}", NEW, std::process::id()));
         gone(fs::remove_dir_all(&new)).map_err(BuiltinError::file("remove", &new))?;
@@ -72,12 +80,12 @@ pub(crate) fn save(
 /// Start of the name of a cache that is not complete. No key has it: a dot at the start is encoded.
 const NEW: &str = ".new";
 
-fn folder_of(key: &str) -> Result<String, BuiltinError> {
-    let name = file_name(key);
-    if key.is_empty() || name.len() > KEY_LIMIT {
-        return Err(BuiltinError::input("caches", "a key is empty or too long"));
+/// Returns why no cache can have this key.
+fn unusable(key: &str) -> Option<&'static str> {
+    if key.is_empty() {
+        return Some("its key is empty");
     }
-    Ok(name)
+    (file_name(key).len() > KEY_LIMIT).then_some("its key is too long")
 }
 
 /// Returns the key of a cache: a text, or what files of the project give.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map as JsonMap, Value as Json, json};
 use step_runner_model::Variable;
+use step_runner_model::text::quote;
 
 use super::{ArtifactEntry, CacheEntry, Content, Dependency, Job, Message, Sources, Work, step_name};
 use crate::file::Image;
@@ -232,7 +233,7 @@ pub fn of_payload(text: &[u8]) -> Result<Job, PayloadError> {
     // The reason that the decoder gives can quote a value.
     let is_object = text.trim_ascii_start().starts_with(b"{");
     let Some(fields) = serde_json::from_slice::<Fields>(text).ok().filter(|_| is_object) else {
-        return refuse("the payload of the job cannot be decoded");
+        return Err(PayloadError { message: undecodable(text) });
     };
     for (name, value) in [("secrets", &fields.secrets), ("inputs", &fields.inputs)] {
         if !is_empty(value) {
@@ -254,7 +255,7 @@ pub fn of_payload(text: &[u8]) -> Result<Job, PayloadError> {
     let fill = |text: &str| crate::variables::fill_in(text, &lookup);
     Ok(Job {
         sources: sources(&fields),
-        caches: fields.cache.iter().map(|cache| cache_entry(cache, &fill)).collect(),
+        caches: fields.cache.iter().map(|cache| cache_entry(cache, &fields, &fill)).collect(),
         artifacts: fields.artifacts.iter().map(|artifact| artifact_entry(artifact, &fill)).collect(),
         dependencies: dependencies(&fields),
         image: fields.image.as_ref().filter(|image| !image.name.is_empty()).map(|found| image(found, &fill)),
@@ -352,9 +353,27 @@ fn or(text: &str, default: &str) -> String {
     if text.is_empty() { default.to_owned() } else { text.to_owned() }
 }
 
-fn cache_entry(cache: &PayloadCache, fill: &dyn Fn(&str) -> String) -> CacheEntry {
+/// Says which keys of a payload that is not understood have another form.
+fn undecodable(text: &[u8]) -> String {
+    let known = serde_json::from_slice::<JsonMap<String, Json>>(text).unwrap_or_default();
+    let is_wrong =
+        |(key, value): (String, Json)| match serde_json::from_value::<Fields>(json!({ &*key: value })) {
+            Ok(_) => None,
+            Err(_) => Some(format!("\"{}\"", quote(&key))),
+        };
+    let wrong: Vec<String> = known.into_iter().filter_map(is_wrong).collect();
+    match wrong.as_slice() {
+        [] => "the payload of the job cannot be decoded".to_owned(),
+        _ => format!("the payload of the job cannot be decoded: {} of another form", wrong.join(", ")),
+    }
+}
+
+/// Reads a cache. Without a key it is that of the job and its branch (agent.md §11.3).
+fn cache_entry(cache: &PayloadCache, fields: &Fields, fill: &dyn Fn(&str) -> String) -> CacheEntry {
+    let branch = fields.git_info.get("ref").and_then(Json::as_str).unwrap_or_default();
+    let key = or(&cache.key, &format!("{}/{branch}", fields.job_info.name));
     CacheEntry {
-        key: json!(fill(&cache.key)),
+        key: json!(fill(&key)),
         fallback_keys: cache.fallback_keys.iter().map(|key| fill(key)).collect(),
         paths: cache.paths.iter().map(|path| fill(path)).collect(),
         untracked: cache.untracked,

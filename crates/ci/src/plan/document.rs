@@ -11,6 +11,7 @@ use crate::settings::Strategy;
 /// A document, with the inputs of its root function.
 pub(super) struct Document {
     pub(super) steps: String,
+    pub(super) stages: Vec<String>,
     pub(super) inputs: JsonMap<String, Json>,
 }
 
@@ -22,7 +23,8 @@ const STATUS: &str = r#""${{ run.status }}""#;
 
 /// Makes the document. Steps without work are left out.
 pub(super) fn of(job: &Job, stores: Option<&Stores>) -> Document {
-    let mut writer = Writer { run: String::new(), inputs: Vec::new(), names: Vec::new(), stores };
+    let mut writer =
+        Writer { run: String::new(), stages: Vec::new(), inputs: Vec::new(), names: Vec::new(), stores };
     if job.sources.is_some() {
         writer.prepare();
         writer.get_sources(job);
@@ -54,6 +56,7 @@ struct Input {
 
 struct Writer<'s> {
     run: String,
+    stages: Vec<String>,
     inputs: Vec<Input>,
     /// Names of the user's steps so far.
     names: Vec<String>,
@@ -62,6 +65,7 @@ struct Writer<'s> {
 
 impl Writer<'_> {
     fn step(&mut self, name: &str, function: &str) {
+        self.stages.push(name.to_owned());
         self.line(&format!("  - name: {name}"));
         self.line(&format!("    func: builtin://{function}"));
     }
@@ -351,6 +355,6 @@ impl Writer<'_> {
         steps.push_str("---\nrun:\n");
         steps.push_str(&self.run);
         let inputs = self.inputs.into_iter().map(|input| (input.name, input.value)).collect();
-        Document { steps, inputs }
+        Document { steps, stages: self.stages, inputs }
     }
 }
