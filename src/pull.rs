@@ -24,6 +24,6 @@ pub(crate) mod register;
 mod request;
 pub(crate) mod rights;
 mod rotation;
-mod settings;
+pub(crate) mod settings;
 pub(crate) mod users;
 mod wanted;

@@ -90,6 +90,8 @@ struct Agency {
     around: Surroundings,
     rotation: Rotation,
     messages: UnboundedSender<Message>,
+    /// True once it has taken a job.
+    has_taken: bool,
     /// Actions that are still to be performed.
     actions: Vec<Action>,
     /// State of the file at the last reading.
@@ -122,6 +124,7 @@ pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
         around,
         rotation: Rotation::default(),
         messages,
+        has_taken: false,
         actions: Vec::new(),
     };
     // Jobs of earlier agents hold their slots before any entry asks.
@@ -330,6 +333,9 @@ impl Agency {
                 }
             }
             Action::Exit(exit) => {
+                if self.options.once.is_some() && !self.has_taken {
+                    tracing::info!("no job came in time");
+                }
                 tracing::info!(jobs = self.jobs.len(), "the agent ends");
                 return Some(exit);
             }
@@ -339,12 +345,11 @@ impl Agency {
 
     fn say(&self, entry: EntryId, told: Told) {
         let name = self.served.get(&entry).map_or("an entry that is gone", |served| &served.entry.name);
-        let minutes = |time: Duration| time.as_secs() / 60;
         match told {
             Told::Unhealthy(time) => tracing::error!(
                 runner = name,
-                "the server refuses this runner: it asks again in {} min; run `step-runner verify`",
-                minutes(time)
+                "the server refuses this runner: it asks again in {}; run `step-runner verify`",
+                humantime::format_duration(time)
             ),
             Told::Healthy => tracing::info!(runner = name, "the server answers this runner again"),
             Told::NoEnvironment => {
@@ -352,8 +357,8 @@ impl Agency {
             }
             Told::CannotPrepare(time) => tracing::error!(
                 runner = name,
-                "its jobs cannot be prepared on this machine: it asks again in {} min",
-                minutes(time)
+                "its jobs cannot be prepared on this machine: it asks again in {}",
+                humantime::format_duration(time)
             ),
         }
     }
@@ -370,8 +375,18 @@ impl Agency {
             }
         };
         match response.answer.status {
+            _ if response.is_page => {
+                let said = response.message(&served.entry.token);
+                tracing::warn!(runner = %name, "no answer to a request for a job: {said}; check `url`");
+                return false;
+            }
             201 => {}
             204 | 409 => return false,
+            200 | 404 | 405 => {
+                let said = response.message(&served.entry.token);
+                tracing::warn!(runner = %name, "this is not the API of a GitLab instance: {said}; check `url`");
+                return false;
+            }
             _ => {
                 let said = response.message(&served.entry.token);
                 tracing::warn!(runner = %name, "the server refuses a request for a job: {said}");
@@ -428,6 +443,7 @@ impl Agency {
             end: None,
             ended: None,
             was_submitted: false,
+            stages: Vec::new(),
             payload: Some(String::from_utf8_lossy(body).into_owned()),
             refused,
         })
@@ -445,6 +461,7 @@ impl Agency {
             tracing::error!(job = record.job, error = %Chain(&error), "cannot make the folder of a job");
             return false;
         }
+        self.has_taken = true;
         let slot = record.holds_slot().then(|| Record { payload: None, ..record.clone() });
         let (stops, stopped) = unbounded_channel();
         tracing::info!(

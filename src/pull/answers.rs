@@ -16,11 +16,11 @@ pub(super) fn is_answered(result: &Result<(), Error>) -> bool {
     }
 }
 
-/// Returns what a daemon's answer to Run means.
-pub(super) fn run_answer(result: Result<(), Error>) -> RunAnswer {
+/// Returns what a daemon's answer to Run means. `stages` are the names of the job's steps.
+pub(super) fn run_answer(result: Result<(), Error>, stages: Vec<String>) -> RunAnswer {
     match result {
         // The id is that of one job of one server: what the daemon has under it is this job.
-        Ok(()) | Err(Error::OtherContent { .. }) => RunAnswer::Accepted,
+        Ok(()) | Err(Error::OtherContent { .. }) => RunAnswer::Accepted(stages),
         Err(Error::Refused(message)) => {
             let (word, text) = message.split_once(": ").unwrap_or(("", &message));
             let refusal = if OF_CONTENT.contains(&word) { Refusal::Content } else { Refusal::Other };

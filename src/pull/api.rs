@@ -97,7 +97,9 @@ impl Response {
     pub(crate) fn message(&self, token: &Token) -> String {
         let words = text::message(&String::from_utf8_lossy(&self.body), &[token]);
         let status = self.answer.status;
-        if self.is_page || words.is_empty() {
+        if self.is_page {
+            format!("status {status} with a web page, not the API of a GitLab instance")
+        } else if words.is_empty() {
             format!("status {status}")
         } else {
             format!("status {status}: {words}")
@@ -105,9 +107,13 @@ impl Response {
     }
 }
 
-/// Returns the parts of a result that the decisions need.
+/// Returns the parts of a result that the decisions need. A web page comes from something before the server, such as a
+/// login or an error of a proxy: the server has not answered.
 pub(super) fn reply(result: &CallResult) -> Reply {
-    result.as_ref().map(|response| response.answer.clone()).map_err(|_| Unreachable)
+    match result {
+        Ok(response) if !response.is_page => Ok(response.answer.clone()),
+        Ok(_) | Err(_) => Err(Unreachable),
+    }
 }
 
 impl Api {

@@ -85,6 +85,28 @@ fn text(path: &Path) -> Result<String, ConfigFailure> {
     })
 }
 
+/// Returns the text of a file that may not be there yet, without mistakes.
+fn usable(path: &Path) -> Result<String, ConfigFailure> {
+    let text = match text(path) {
+        Err(ConfigFailure::Missing(_)) => String::new(),
+        found => found?,
+    };
+    if !text.trim().is_empty() {
+        Config::read(&path.display().to_string(), &text)?;
+    }
+    Ok(text)
+}
+
+/// Returns the configuration that `work` would make of a file, and writes nothing. `what` would do so.
+pub(crate) fn preview(
+    path: &Path,
+    what: &str,
+    work: impl FnOnce(&str) -> Result<String, EditError>,
+) -> Result<Config, ConfigFailure> {
+    let text = work(&usable(path)?).map_err(|error| ConfigFailure::Edit(path.to_owned(), error))?;
+    Ok(Config::read(&format!("{} as {what} would write it", path.display()), &text)?)
+}
+
 /// The file, which no other command changes while this value lives.
 pub(crate) struct Locked {
     path: PathBuf,
@@ -103,15 +125,13 @@ impl Locked {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
         let file = file.open(path.with_file_name(name)).map_err(cannot)?;
         let lock = Lock::take(file.into()).map_err(|error| ConfigFailure::Locked(path.to_owned(), error))?;
-        let text = match text(path) {
-            Err(ConfigFailure::Missing(_)) => String::new(),
-            found => found?,
-        };
-        let name = path.display().to_string();
-        if !text.trim().is_empty() {
-            Config::read(&name, &text)?;
-        }
-        Ok(Self { path: path.to_owned(), text, _lock: lock })
+        Ok(Self { path: path.to_owned(), text: usable(path)?, _lock: lock })
+    }
+
+    /// Reads the file again. Only our own commands heed the lock: what a person has written meanwhile stays.
+    pub(crate) fn refresh(&mut self) -> Result<(), ConfigFailure> {
+        self.text = usable(&self.path)?;
+        Ok(())
     }
 
     /// Returns the entries of the text.

@@ -21,23 +21,26 @@ const CANCELLED: i32 = -2;
 /// Number of looks at an environment whose daemon was told to stop.
 const LOOKS: usize = 5;
 
-/// Follows a job from `offset` of its log. Ends when nobody takes the events any more. `cause` is why its processes are
-/// gone, if that is known.
-pub(super) async fn follow(
-    client: Client,
-    id: JobId,
-    offset: u64,
-    environment: Option<Arc<Environment>>,
-    cause: Option<String>,
-    events: Sender<Event>,
-) {
+/// What is known of a job beside its log.
+pub(super) struct OfJob {
+    /// Names of its steps, in order.
+    pub(super) stages: Vec<String>,
+    /// Its environment, if it has one of its own.
+    pub(super) environment: Option<Arc<Environment>>,
+    /// Why its processes are gone, if that is known.
+    pub(super) cause: Option<String>,
+}
+
+/// Follows a job from `offset` of its log. Ends when nobody takes the events any more.
+pub(super) async fn follow(client: Client, id: JobId, offset: u64, of_job: OfJob, events: Sender<Event>) {
+    let OfJob { stages, environment, cause } = of_job;
     let mut log = client.follow(&id, offset);
     loop {
         let event = match log.next().await {
             Ok(LogEvent::Log(bytes)) => Event::Log(bytes.to_vec()),
             Ok(LogEvent::Unfinished(_)) => continue,
             Ok(LogEvent::End(status)) => {
-                let mut end = end(&client, &id, &status).await;
+                let mut end = end(&client, &id, &status, &stages).await;
                 if let Some(cause) = cause.filter(|_| end.code == INTERRUPTED) {
                     end.message = cause;
                 } else if let (true, Some(environment)) = (end.is_stop, environment)
@@ -82,8 +85,8 @@ fn broken(error: &Error) -> Event {
     Event::LogBroken
 }
 
-async fn end(client: &Client, id: &JobId, status: &v1::Status) -> DaemonEnd {
-    let failed = if status.exit_code == 0 { None } else { failed_step(client, id).await };
+async fn end(client: &Client, id: &JobId, status: &v1::Status, stages: &[String]) -> DaemonEnd {
+    let failed = if status.exit_code == 0 { None } else { failed_step(client, id, stages).await };
     let message = match (status.message.as_str(), status.exit_code) {
         ("", code @ 1..) => format!("exit code {code}"),
         ("", code) => format!("the job ended without an exit code ({code})"),
@@ -93,18 +96,18 @@ async fn end(client: &Client, id: &JobId, status: &v1::Status) -> DaemonEnd {
     DaemonEnd { code: status.exit_code, failed, is_stop, message }
 }
 
-/// Returns the first step of the root list that failed.
-async fn failed_step(client: &Client, id: &JobId) -> Option<FailedStep> {
+/// Returns the first step of the root list that failed. The result has an entry for each step of the list, and shows a name
+/// that is also a secret's value as `[MASKED]`: the place tells which it is.
+async fn failed_step(client: &Client, id: &JobId, stages: &[String]) -> Option<FailedStep> {
     let mut steps = client.follow_steps(id);
     let mut root = None;
     while let Ok(Some(result)) = steps.next().await {
         root = Some(result);
     }
-    let failed = root?
-        .sub_step_results
-        .into_iter()
-        .find(|step| step.outcome() == v1::step_result::Outcome::Failure)?;
+    let mut steps = root?.sub_step_results.into_iter().enumerate();
+    let (place, failed) = steps.find(|(_, step)| step.outcome() == v1::step_result::Outcome::Failure)?;
     let class = failed.error_class.clone();
-    let name = failed.step.map(|step| step.name).unwrap_or_default();
+    let shown = || failed.step.map(|step| step.name).unwrap_or_default();
+    let name = stages.get(place).cloned().unwrap_or_else(shown);
     Some(FailedStep { name, error_class: (!class.is_empty()).then_some(class) })
 }

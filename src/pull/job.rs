@@ -16,7 +16,7 @@ use super::clock::{Clock, wall};
 use super::daemons::Daemons;
 use super::environment::{Engines, Environment, Failed, Fate, Order};
 use super::folder::JobFolder;
-use super::follow;
+use super::follow::{self, OfJob};
 use super::request;
 use super::settings::Settings;
 use super::wanted::{Mask, Wanted};
@@ -237,6 +237,9 @@ impl JobTask {
         self.answer(async move {
             let result = api.call(&Call::UpdateJob(job), &token, None, content).await;
             match &result {
+                Ok(response) if response.is_page => {
+                    tracing::warn!(job, "no answer to an update: {}", response.message(&token));
+                }
                 Ok(response) if response.answer.status >= 400 => {
                     tracing::warn!(job, "the server refuses an update: {}", response.message(&token));
                 }
@@ -392,12 +395,12 @@ impl JobTask {
         let (client, _) = self.client();
         let (number, environment) = (self.job.record().job, self.environment.clone());
         self.answer(async move {
-            let request = match request {
+            let (request, stages) = match request {
                 Ok(request) => request,
                 Err(unusable) => return Event::RunAnswered(RunAnswer::Refused(Refusal::Content, unusable.0)),
             };
             let answer = match client.await {
-                Ok(client) => run_answer(client.run(&request).await),
+                Ok(client) => run_answer(client.run(&request).await, stages),
                 Err(text) => {
                     tracing::warn!(job = number, "the daemon is not there: {text}");
                     RunAnswer::None
@@ -419,6 +422,7 @@ impl JobTask {
         let (client, id) = self.client();
         let (events, environment) = (self.events.clone(), self.environment.clone());
         let record = self.job.record();
+        let stages = record.stages.clone();
         let until = record.acknowledged.unwrap_or(record.taken).0;
         let until = until.saturating_add(millis(record.timeout + UNANSWERED));
         let task = tokio::spawn(async move {
@@ -436,7 +440,8 @@ impl JobTask {
             };
             match (client.await, id) {
                 (Ok(client), Some(id)) => {
-                    follow::follow(client, id, offset, environment, cause, events).await;
+                    let of_job = OfJob { stages, environment, cause };
+                    follow::follow(client, id, offset, of_job, events).await;
                 }
                 _ => drop(events.send(Event::LogBroken).await),
             }

@@ -11,6 +11,10 @@ use sha2::{Digest as _, Sha256};
 use super::folder::replace;
 use crate::error::{Exit, Failure};
 use crate::store::Lock;
+use crate::store::socket::MAX_PATH;
+
+/// Socket of the agent's own daemon, below the state.
+const SOCKET: &str = "daemon/s.sock";
 
 /// Characters of a system id behind its prefix.
 const ID_LENGTH: usize = 12;
@@ -97,6 +101,17 @@ impl State {
             Failure::new(Exit::Configuration, format!("cannot use the folder {}: {error}", path.display()))
                 .with_remedy("name a folder that this user can write with --state-dir")
         };
+        // Each of its own daemon's sockets has a path below this one.
+        let length = path.join(SOCKET).as_os_str().len();
+        if length > MAX_PATH {
+            let text = format!(
+                "the folder {} has too long a path: its socket would have {length} bytes, at most {MAX_PATH} are possible",
+                path.display()
+            );
+            return Err(
+                Failure::new(Exit::Configuration, text).with_remedy("name a shorter one with --state-dir")
+            );
+        }
         make_folder(&path.join("jobs")).map_err(cannot)?;
         let file = OpenOptions::new().write(true).read(true).create(true).truncate(false).mode(0o600).clone();
         let file = file.open(path.join("lock")).map_err(cannot)?;

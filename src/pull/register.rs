@@ -9,6 +9,7 @@ use crate::agent::tokens::{RunnerTokenKind, Token};
 use crate::error::Chain;
 
 /// A runner as the server tells of it.
+#[derive(Default)]
 pub(crate) struct Runner {
     /// Its token, if the server gave one.
     pub(crate) token: Option<Token>,
@@ -127,14 +128,20 @@ impl Registry {
     /// Removes this machine from a created runner, or a registered runner.
     pub(crate) async fn remove(&self, token: &Token) -> Result<(), RegisterFailure> {
         let (call, taken): (_, &[u16]) = match token.runner_kind() {
-            RunnerTokenKind::Created => (Call::DeleteManager, &[200, 204, 404]),
-            RunnerTokenKind::Registered => (Call::DeleteRunner, &[200, 204]),
+            RunnerTokenKind::Created => (Call::DeleteManager, &[204, 404]),
+            RunnerTokenKind::Registered => (Call::DeleteRunner, &[204]),
         };
         let mut body = runner_body(token, &self.system_id, &self.info);
         if let Json::Object(body) = &mut body {
             body.remove("info");
         }
         self.expect(taken, token, self.call(&call, token, body).await).map(drop)
+    }
+
+    /// Removes a runner with all its machines.
+    pub(crate) async fn delete(&self, token: &Token) -> Result<(), RegisterFailure> {
+        let body = serde_json::json!({"token": token.expose()});
+        self.expect(&[204], token, self.call(&Call::DeleteRunner, token, body).await).map(drop)
     }
 
     async fn call(&self, call: &Call, token: &Token, body: Json) -> CallResult {
@@ -160,13 +167,14 @@ impl Registry {
         };
         let message = response.message(token);
         match response.answer.status {
+            // Before an instance that is away there is often a page that says so.
+            408 | 429 | 500.. => Err(RegisterFailure::Later { url, message }),
             _ if response.is_page => {
                 Err(RegisterFailure::NotApi { url, message: "the answer is a web page".into() })
             }
             status if wanted.contains(&status) => Ok(response),
             410 => Err(RegisterFailure::Gone { url }),
             400 | 401 | 403 | 422 => Err(RegisterFailure::Refused { url, message }),
-            408 | 429 | 500.. => Err(RegisterFailure::Later { url, message }),
             _ => Err(RegisterFailure::NotApi { url, message }),
         }
     }

@@ -26,9 +26,10 @@ pub(super) struct Unusable(pub(super) String);
 pub(super) fn refused(job: &Job, settings: &Settings) -> Option<String> {
     let asks = job.image.is_some() || !job.services.is_empty();
     if asks && !settings.ignores_images && !settings.has_environments() {
-        let name = job.image.as_ref().map_or("services", |image| image.name.as_str());
+        let asked = job.image.iter().chain(&job.services).map(|image| image.name.as_str());
+        let names = asked.collect::<Vec<_>>().join(", ");
         return Some(format!(
-            "the job asks for an image or services ({name}), which the runner \"{}\" does not provide: take them out, \
+            "the job asks for an image or services ({names}), which the runner \"{}\" does not provide: take them out, \
              or set `image_policy = \"ignore\"` in the runner's entry",
             settings.name
         ));
@@ -85,8 +86,12 @@ pub(super) fn value(job: &Job, name: &str) -> Option<String> {
     (!variable.file).then(|| variable.value.replace("$$", "$"))
 }
 
-/// Returns the request to the daemon.
-pub(super) fn request(record: &Record, settings: &Settings, server: &Base) -> Result<Request, Unusable> {
+/// Returns the request to the daemon, and the names of the job's steps.
+pub(super) fn request(
+    record: &Record,
+    settings: &Settings,
+    server: &Base,
+) -> Result<(Request, Vec<String>), Unusable> {
     let (mut job, project) = job(record, settings, server)?;
     let artifacts = Artifacts::Server { api: server.api(), job: record.job };
     let stores = Stores { artifacts, caches: caches(record, settings, server) };
@@ -96,7 +101,7 @@ pub(super) fn request(record: &Record, settings: &Settings, server: &Base) -> Re
     // Without a provider the job was refused before, unless its image is ignored.
     let images = if settings.has_environments() { Images::Provided } else { Images::Ignored };
     let plan = plan::plan(&job, images, Some(&stores)).map_err(|refused| Unusable(refused.0))?;
-    let Plan { steps, inputs, variables, phrases, token_prefixes, cleanup_timeout, .. } = plan;
+    let Plan { steps, stages, inputs, variables, phrases, token_prefixes, cleanup_timeout, .. } = plan;
     let id = JobId::parse(&Names::new(server, record.job).daemon_job)
         .map_err(|error| Unusable(format!("the job has no usable name: {error}")))?;
     let mut request = Request::new(id, steps)
@@ -113,7 +118,8 @@ pub(super) fn request(record: &Record, settings: &Settings, server: &Base) -> Re
     let prefixes = TOKEN_PREFIXES.iter().map(|prefix| (*prefix).to_owned()).chain(token_prefixes);
     request = prefixes.fold(request, Request::token_prefix);
     request = variables.into_iter().fold(request, Request::variable);
-    Ok(inputs.into_iter().fold(request, |request, (name, value)| request.input(name, value)))
+    let request = inputs.into_iter().fold(request, |request, (name, value)| request.input(name, value));
+    Ok((request, stages))
 }
 
 /// Returns the project's directory: one for each runner and concurrent job of the project.

@@ -25,6 +25,10 @@ const WARNED: Duration = Duration::from_hours(7 * 24);
 /// Time between two such warnings.
 const DAY: Duration = Duration::from_hours(24);
 
+/// Readings of a file with mistakes before a new token is given up, and the time between them.
+const READINGS: u32 = 100;
+const READ_AGAIN: Duration = Duration::from_secs(3);
+
 /// Form of dates in the configuration.
 const DATE: &str = "%Y-%m-%dT%H:%M:%SZ";
 
@@ -106,9 +110,7 @@ async fn rotate(entry: Entry, registry: Registry, config: PathBuf, tell: impl Fn
 
 async fn go(entry: &Entry, registry: &Registry, config: &Path) -> Result<(), String> {
     let mut file = tokio::task::block_in_place(|| Locked::take(config)).map_err(|error| error.to_string())?;
-    let entries = file.config().map_err(|error| error.to_string())?.entries;
-    let at = entries.iter().position(|other| other.token == entry.token && other.url == entry.url);
-    let at = at.ok_or_else(|| "the entry is not in the configuration any more".to_owned())?;
+    place_of(entry, &file)?;
     let Runner { token, expires, .. } =
         registry.reset(&entry.token).await.map_err(|error| error.to_string())?;
     let token = token.ok_or_else(|| "the answer has no token".to_owned())?;
@@ -122,14 +124,35 @@ async fn go(entry: &Entry, registry: &Registry, config: &Path) -> Result<(), Str
         ("token_obtained_at", Value::Date(now)),
         ("token_expires_at", Value::Date(expires.unwrap_or_else(never))),
     ];
-    let edited = file.edit(|text| {
-        values.iter().try_fold(text.to_owned(), |text, (key, value)| edit::set(&text, at, key, value))
-    });
     let lost = |error: &dyn std::fmt::Display| {
         format!(
             "the server has given a new token, and it cannot be written: {error}: register the runner anew"
         )
     };
+    let at = written(entry, &mut file).await.map_err(|error| lost(&error))?;
+    let edited = file.edit(|text| {
+        values.iter().try_fold(text.to_owned(), |text, (key, value)| edit::set(&text, at, key, value))
+    });
     edited.map_err(|error| lost(&error))?;
     tokio::task::block_in_place(|| file.write()).map_err(|error| lost(&error))
+}
+
+/// Returns the place of the entry in the file as it is now. A person may have changed the file while the server was asked,
+/// and one who is still at it gets some time.
+async fn written(entry: &Entry, file: &mut Locked) -> Result<usize, String> {
+    let mut tries = 0;
+    while let Err(error) = tokio::task::block_in_place(|| file.refresh()) {
+        tries += 1;
+        if tries == READINGS {
+            return Err(error.to_string());
+        }
+        tokio::time::sleep(READ_AGAIN).await;
+    }
+    place_of(entry, file)
+}
+
+fn place_of(entry: &Entry, file: &Locked) -> Result<usize, String> {
+    let entries = file.config().map_err(|error| error.to_string())?.entries;
+    let at = entries.iter().position(|other| other.token == entry.token && other.url == entry.url);
+    at.ok_or_else(|| "the entry is not in the configuration any more".to_owned())
 }

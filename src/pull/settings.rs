@@ -103,6 +103,14 @@ pub(crate) enum Unserved {
         /// The folder.
         folder: String,
     },
+    /// A folder of jobs has no whole path.
+    #[error("the entry \"{name}\": {key} is a relative path: write it from the root")]
+    Relative {
+        /// The entry.
+        name: String,
+        /// The key.
+        key: &'static str,
+    },
     /// Its address is none.
     #[error("the entry \"{name}\": address: {why}")]
     Address {
@@ -156,6 +164,9 @@ impl Settings {
             if let Some(folder) = folder.filter(|folder| is_provider && !is_mountable(folder)) {
                 return Err(Unserved::Folder { name, key, folder: folder.clone() });
             }
+            if folder.is_some_and(|folder| !folder.starts_with('/')) {
+                return Err(Unserved::Relative { name, key });
+            }
         }
         Ok(Self {
             name,
@@ -177,6 +188,14 @@ impl Settings {
             allowed_redirect_hosts: entry.allowed_redirect_hosts.clone(),
         })
     }
+}
+
+/// Says if the agent can serve an entry.
+///
+/// # Errors
+/// It cannot, and does not start with such an entry.
+pub(crate) fn check(entry: &Entry) -> Result<(), Unserved> {
+    Settings::of(entry, |name| format!("/{name}")).map(drop)
 }
 
 impl Settings {

@@ -47,10 +47,22 @@ fn a08_the_result_of_a_job_has_its_reason_and_code() {
         assert_eq!(update["state"], state, "{lines:?}: {update}");
         assert_eq!((&update["failure_reason"], &update["exit_code"]), (&reason, &code), "{lines:?}");
     }
-    let image = scene.gitlab.add(|job| job["image"] = json!({"name": "alpine"}));
+    // The value of a secret is also the name of the step.
+    let masked = scene.gitlab.add(|job| {
+        let secret = json!({"key": "SECRET", "value": "step_script", "masked": true});
+        job["variables"].as_array_mut().unwrap().push(secret);
+        job["steps"][0]["script"] = json!(["exit 7"]);
+    });
+    let update = scene.gitlab.ended(masked).finals[0].clone();
+    assert_eq!((&update["failure_reason"], &update["exit_code"]), (&json!("script_failure"), &json!(7)));
+    let image = scene.gitlab.add(|job| {
+        job["image"] = json!({"name": "alpine"});
+        job["services"] = json!([{"name": "redis:7"}]);
+    });
     let ended = scene.gitlab.ended(image);
     assert_eq!(ended.finals[0]["failure_reason"], "runner_configuration_error");
     assert!(ended.text().contains("image_policy"), "{}", ended.text());
+    assert!(ended.text().contains("(alpine, redis:7)"), "{}", ended.text());
     let limit = scene.gitlab.add(|job| {
         job["runner_info"]["timeout"] = json!(1);
         job["steps"][0]["script"] = json!(["sleep 600"]);
@@ -145,6 +157,9 @@ fn a10_the_final_update_is_repeated_until_the_server_has_it() {
     scene.gitlab.fault(&format!("PUT /jobs/{job}"), 1, Fault::Slow(Duration::ZERO));
     for answer in [
         Answer::status(202),
+        // Pages of something before the server.
+        Answer::page(200),
+        Answer::page(404),
         Answer::status(500),
         Answer::status(412).header("X-GitLab-Trace-Update-Interval", "1"),
     ] {
@@ -159,7 +174,7 @@ fn a10_the_final_update_is_repeated_until_the_server_has_it() {
         .filter(|request| request.path == format!("/jobs/{job}") && request.json()["state"] != "running")
         .map(|request| request.body.clone())
         .collect();
-    assert_eq!(finals.len(), 4);
+    assert_eq!(finals.len(), 6);
     assert!(finals.iter().all(|body| *body == finals[0]), "each is the same, byte for byte");
     assert_eq!(ended.finals.len(), 1);
 }
@@ -215,8 +230,23 @@ fn a14_sigint_ends_jobs_and_the_exit_code_says_so() {
     scene.gitlab.wait_for("the start", |world| world.jobs[&job].text().contains("begun").then_some(()));
     scene.signal(Signal::INT);
     assert_eq!(scene.wait(), Some(1));
-    assert_eq!(scene.gitlab.ended(job).finals[0]["failure_reason"], "runner_interrupted");
+    let ended = scene.gitlab.ended(job);
+    assert_eq!(ended.finals[0]["failure_reason"], "runner_interrupted");
+    assert!(ended.text().contains("Job failed: the agent was stopped"), "{}", ended.text());
     assert!(sleep.processes().is_empty());
+}
+
+#[test]
+fn an_entry_whose_jobs_this_machine_cannot_prepare_asks_for_no_more() {
+    let mut scene = Scene::with("", "builds_dir = \"/proc/nowhere\"");
+    let jobs: Vec<u64> = (0..5).map(|_| scene.gitlab.add_script(&["echo never"])).collect();
+    scene.start();
+    wait_for("the stop", || scene.said().contains("its jobs cannot be prepared").then_some(()));
+    assert!(scene.said().contains("could not be prepared on this machine: "), "{}", scene.said());
+    let world = scene.gitlab.world();
+    let failed = jobs.iter().filter(|job| world.jobs[*job].state != "pending").count();
+    // Requests that were out when the third job failed may have brought more.
+    assert!((3..5).contains(&failed) || world.jobs.values().any(|job| job.state == "pending"), "{failed}");
 }
 
 #[test]
@@ -233,7 +263,9 @@ fn a24_a_second_agent_names_the_first() {
 #[test]
 fn once_takes_one_job_or_ends_without_one() {
     let scene = Scene::new();
-    assert_eq!(scene.run(&["agent", "--once", "--wait", "0"]).status.code(), Some(0));
+    let output = scene.run(&["agent", "--once", "--wait", "0"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no job came in time"), "{output:?}");
     let (first, second) = (scene.gitlab.add_script(&["exit 3"]), scene.gitlab.add_script(&["exit 0"]));
     let output = scene.run(&["agent", "--once"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -268,4 +300,17 @@ fn a15_a_cache_comes_back_in_the_next_job() {
     fs::remove_dir_all(scene.path("state/builds")).unwrap();
     let second = cached("cat kept");
     assert_eq!(scene.gitlab.ended(second).state, "success", "{}", scene.gitlab.ended(second).text());
+    // One that cannot be kept costs no other.
+    let some = |script: &str| {
+        scene.gitlab.add(|job| {
+            let cache =
+                |key: serde_json::Value| json!({"key": key, "paths": ["kept"], "policy": "pull-push"});
+            job["cache"] = json!([cache(json!("$NOTHING")), cache(json!(null)), cache(json!("last"))]);
+            job["steps"][0]["script"] = json!([script]);
+        })
+    };
+    let ended = scene.gitlab.ended(some("echo 2 > kept"));
+    for part in ["its key is empty", "Cache job/main: 1 file saved", "Cache last: 1 file saved"] {
+        assert!(ended.text().contains(part), "{part} is not in {}", ended.text());
+    }
 }

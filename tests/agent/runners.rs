@@ -1,14 +1,16 @@
 //! Commands for entries: `register`, `verify`, `unregister`.
 
 use std::fs;
-use std::process::Output;
+use std::process::{Command, Output};
+use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::fake_gitlab::http::Answer;
 use crate::fake_gitlab::{ACCESS, FakeGitlab, Fault, REGISTRATION, RUNNER};
 use crate::scene::Scene;
-use crate::support::wait_for;
+use crate::support::{kill, wait_for};
 
 fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -26,16 +28,21 @@ fn scene() -> Scene {
 }
 
 impl Scene {
-    /// Runs `register` at the scene's server. Words that name a file of the folder become its path.
+    /// Runs `register` at the scene's server.
     fn register(&self, words: &[&str]) -> Output {
+        self.registering(words).output().unwrap()
+    }
+
+    /// Returns the command. Words that name a file of the folder become its path.
+    fn registering(&self, words: &[&str]) -> Command {
         let url = self.gitlab.url();
-        let files = ["runner", "registration", "access", "bad"];
+        let files = ["runner", "registration", "access", "bad", "empty"];
         let path = |word: &&str| {
             if files.contains(word) { self.path(word).display().to_string() } else { (*word).to_owned() }
         };
         let words: Vec<String> =
             ["register", "--url", &url].iter().map(path).chain(words.iter().map(path)).collect();
-        self.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
+        self.command(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }
 
@@ -67,8 +74,12 @@ fn a01_register_writes_an_entry_once_the_server_has_accepted_it() {
 #[test]
 fn a01_mistakes_and_refusals_change_nothing() {
     let scene = scene();
+    fs::write(scene.path("empty"), "\n").unwrap();
     for (words, code, told) in [
         (&["--token-file", "bad"][..], 1, "403 Forbidden"),
+        (&["--token-file", "empty"], 2, "empty: the token is empty"),
+        (&["--token-file", "runner", "--address", "/run/x.sock"], 3, "builds_dir"),
+        (&["--token-file", "runner", "--builds-dir", "builds"], 3, "builds_dir is a relative path"),
         (&["--registration-token-file", "bad"], 1, "403 Forbidden"),
         (&[], 2, "no token is given"),
         (&["--token-file", "runner", "--tag-list", "a"], 2, "--tag-list"),
@@ -91,6 +102,13 @@ fn a01_mistakes_and_refusals_change_nothing() {
     let output = scene.register(&["--token-file", "runner"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("not the API of a GitLab instance"), "{}", said(&output));
+    scene.gitlab.fault("POST /runners", 5, Fault::Answer(Answer::page(502)));
+    let output = scene.register(&["--token-file", "runner"]);
+    assert!(
+        said(&output).contains("status 502") && said(&output).contains("try again later"),
+        "{}",
+        said(&output)
+    );
     scene.gitlab.fault(
         "POST /runners",
         1,
@@ -148,6 +166,12 @@ fn a01_verify_tells_valid_from_refused_and_unregister_removes() {
     assert_eq!(scene.run(&["verify", "--delete"]).status.code(), Some(1));
     assert!(!scene.config().contains("\"one\"") && scene.config().contains("\"two\""), "{}", scene.config());
     assert_eq!(scene.run(&["unregister"]).status.code(), Some(2));
+    for answer in [Answer::status(200), Answer::json(200, &json!(null)), Answer::page(204)] {
+        scene.gitlab.fault("DELETE /runners", 1, Fault::Answer(answer));
+        let output = scene.run(&["unregister", "--name", "two"]);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(scene.config().contains("\"two\""), "{}", said(&output));
+    }
     let output = scene.run(&["unregister", "--name", "two"]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(!scene.config().contains("[[runners]]"));
@@ -167,6 +191,14 @@ fn a32_a_runner_s_configuration_is_taken_over_and_only_read() {
     );
     fs::write(&theirs, &text).unwrap();
     let path = theirs.display().to_string();
+    let twice = text.replace("glrt-other", RUNNER);
+    fs::write(scene.path("twice.toml"), &twice).unwrap();
+    for words in [&["--check"][..], &[]] {
+        let path = scene.path("twice.toml").display().to_string();
+        let output = scene.run(&[&["register", "--import", &path][..], words].concat());
+        assert_eq!((output.status.code(), scene.config()), (Some(3), String::new()), "{}", said(&output));
+        assert!(said(&output).contains("as --import would write it:"), "{}", said(&output));
+    }
     let output = scene.run(&["register", "--import", &path, "--check"]);
     assert_eq!((output.status.code(), scene.config()), (Some(1), String::new()), "{}", said(&output));
     let output = scene.run(&["register", "--import", &path]);
@@ -238,17 +270,20 @@ fn entries_that_this_version_cannot_serve_are_refused_at_the_start() {
         ("address = \"docker-run://\"\nbuilds_dir = \"/a:b\"", "builds_dir: no volume can be at \"/a:b\""),
         ("address = \"kube-run://jobs\"", "no `program_image`"),
         ("address = \"ssh://ci@build7\"", "builds_dir"),
+        ("builds_dir = \"builds\"", "builds_dir is a relative path"),
         ("require_separate_user = true", "its jobs would run as the agent's own user"),
         ("limit = \"x\"", "limit"),
     ] {
         let scene = Scene::with("", entry);
-        let output = scene.run(&["agent"]);
-        assert_eq!(output.status.code(), Some(3), "{entry}: {}", said(&output));
-        assert!(
-            said(&output).contains(told) && !said(&output).contains(RUNNER),
-            "{entry}: {}",
-            said(&output)
-        );
+        for command in ["agent", "verify"] {
+            let output = scene.run(&[command]);
+            assert_eq!(output.status.code(), Some(3), "{command} {entry}: {}", said(&output));
+            assert!(
+                said(&output).contains(told) && !said(&output).contains(RUNNER),
+                "{command} {entry}: {}",
+                said(&output)
+            );
+        }
     }
 }
 
@@ -273,6 +308,47 @@ fn a06_a_token_is_replaced_before_it_expires_and_jobs_come_with_the_new_one() {
     assert_eq!(resets, 1);
     assert!(!scene.said().contains("glrt-"), "{}", scene.said());
     scene.gitlab.assert_clean();
+}
+
+#[test]
+fn a06_what_a_person_writes_while_a_token_is_replaced_stays() {
+    let mut scene =
+        Scene::with("", "token_obtained_at = 2026-01-01T00:00:00Z\ntoken_expires_at = 2026-01-02T00:00:00Z");
+    scene.gitlab.fault("POST /runners/reset_authentication_token", 1, Fault::Slow(Duration::from_secs(2)));
+    scene.start();
+    scene.gitlab.wait_for("the request", |world| {
+        world.calls().iter().any(|call| call.contains("reset_authentication_token")).then_some(())
+    });
+    scene.configure(&format!("# by hand\n{}", scene.config()));
+    wait_for("another token", || (!scene.config().contains(RUNNER)).then_some(()));
+    assert!(scene.config().starts_with("# by hand\n"), "{}", scene.config());
+}
+
+#[test]
+fn a20_a_runner_that_was_made_for_nothing_is_removed_at_the_server() {
+    let scene = scene();
+    let words = ["--create", "--access-token-file", "access", "--runner-type", "instance_type"];
+    // The server has made it, and then refuses it.
+    scene.gitlab.fault("POST /runners/verify", 1, Fault::Answer(Answer::status(403)));
+    let output = scene.register(&words);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("is removed there"), "{}", said(&output));
+    assert_eq!(scene.gitlab.world().runners.len(), 1, "the one that was there before");
+    // A signal comes while the server thinks.
+    for (call, signal, code) in
+        [("POST /user/runners", Signal::INT, 130), ("POST /runners/verify", Signal::TERM, 143)]
+    {
+        scene.gitlab.fault(call, 1, Fault::Slow(Duration::from_secs(1)));
+        let before = scene.gitlab.world().seen.len();
+        let mut child = scene.registering(&words).spawn().unwrap();
+        scene.gitlab.wait_for("the call", |world| {
+            world.calls()[before..].iter().any(|seen| seen.starts_with(call)).then_some(())
+        });
+        kill(child.id().cast_signed(), signal);
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{call}");
+        assert_eq!(scene.gitlab.world().runners.len(), 1, "{call}");
+        assert_eq!(scene.config(), "");
+    }
 }
 
 #[test]

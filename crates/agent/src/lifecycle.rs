@@ -62,8 +62,8 @@ pub enum Event {
 /// The daemon's answer to a request for a job.
 #[derive(Clone, Debug)]
 pub enum RunAnswer {
-    /// It has the job.
-    Accepted,
+    /// It has the job, as a list of steps with these names.
+    Accepted(Vec<String>),
     /// It refuses the job.
     Refused(Refusal, String),
     /// It did not answer.
@@ -134,7 +134,7 @@ pub enum Action {
     Remove,
     /// Prepare the environment.
     Prepare,
-    /// The preparation is over; the scheduler counts its failures.
+    /// The job was prepared, or not; the scheduler counts the failures.
     PreparationOver {
         /// True if the machine, engine or cluster is at fault.
         is_system_failure: bool,

@@ -136,6 +136,27 @@ impl Outcome {
     }
 }
 
+/// Stages before any command of a user.
+const FIRST_STAGES: [&str; 2] = ["prepare", "get_sources"];
+
+impl JobEnd {
+    /// Returns true if the job could not be prepared because of the machine, and false if it could. `None`: its end says
+    /// nothing about that.
+    pub fn of_preparation(&self) -> Option<bool> {
+        match self {
+            Self::Ended { code: 0, .. } => Some(false),
+            Self::Ended { code, failed } => {
+                let is_first = failed.as_ref().is_none_or(|step| FIRST_STAGES.contains(&step.name.as_str()));
+                Some(is_first && ended(*code, failed.as_ref()).0 == Reason::RunnerSystemFailure)
+            }
+            Self::RunRefused(refusal) => Some(*refusal == Refusal::Other),
+            Self::RunUnanswered => Some(true),
+            Self::Environment(failure) => Some(*failure == EnvironmentFailure::System),
+            Self::Cancelled(_) | Self::Lost | Self::PayloadRefused => None,
+        }
+    }
+}
+
 /// Exit codes of the stages' own functions (ci.md §1).
 const STAGE_NETWORK: i32 = 75;
 const STAGE_CONFIGURATION: i32 = 78;

@@ -115,6 +115,9 @@ pub struct Record {
     pub ended: Option<WallTime>,
     /// True if Run may have been sent.
     pub was_submitted: bool,
+    /// Names of the job's steps, once the daemon has it: results show them masked.
+    #[serde(default)]
+    pub stages: Vec<String>,
     /// The job as the server sent it, until the daemon has it.
     pub payload: Option<String>,
     /// Why the payload is refused.
@@ -219,6 +222,7 @@ pub(crate) mod tests {
             end: None,
             ended: None,
             was_submitted: false,
+            stages: Vec::new(),
             payload: Some("{\"id\": 1}".to_owned()),
             refused: None,
         }

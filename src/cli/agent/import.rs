@@ -6,7 +6,7 @@ use super::super::{CommandResult, terminal};
 use crate::agent::import::{Fate, Import};
 use crate::error::{Exit, Failure};
 use crate::files::operators::read_text;
-use crate::pull::configuration::Locked;
+use crate::pull::configuration::{self, Locked};
 
 /// Longest file of a Runner.
 const LONGEST: u64 = 16 << 20;
@@ -21,6 +21,7 @@ pub(super) fn execute(file: &Path, config: &Path, only_checks: bool) -> CommandR
     terminal::print(lines.concat().as_bytes())?;
     let lost = import.lines.iter().filter(|line| matches!(line.fate, Fate::NotSupported(_))).count();
     if only_checks {
+        configuration::preview(config, "--import", |old| import.apply(old, &|_| String::new()))?;
         return Ok(u8::from(!import.is_complete()));
     }
     if import.entries.is_empty() {
@@ -29,6 +30,7 @@ pub(super) fn execute(file: &Path, config: &Path, only_checks: bool) -> CommandR
     let mut own = Locked::take(config)?;
     let paths: Vec<_> = (1..=import.entries.len()).map(|number| own.free_path(number, "pod.json")).collect();
     let place = |index: usize| paths.get(index).map(|path| path.display().to_string()).unwrap_or_default();
+    configuration::preview(config, "--import", |old| import.apply(old, &place))?;
     own.edit(|old| import.apply(old, &place))?;
     for (entry, path) in import.entries.iter().zip(&paths) {
         if let Some(template) = &entry.pod_template {
@@ -38,8 +40,9 @@ pub(super) fn execute(file: &Path, config: &Path, only_checks: bool) -> CommandR
     own.write()?;
     terminal::say(&format!(
         "step-runner: {} entries written to {}, {lost} keys not supported; stop the GitLab Runner before you start the \
-         agent, or both take jobs; check the tokens with `step-runner verify`",
+         agent, or both take jobs; check the tokens with `step-runner verify --config {}`",
         import.entries.len(),
+        config.display(),
         config.display()
     ));
     if import.entries.iter().any(|entry| entry.tables.iter().any(|(table, _)| *table == "kubernetes")) {

@@ -61,8 +61,13 @@ pub(super) fn token(
             variable.and_then(|name| std::env::var(name).ok()).filter(|token| !token.trim().is_empty())
         }
     };
+    let from = match (file, text) {
+        (Some(path), _) => format!("{option}-file: {}", path.display()),
+        (None, Some(_)) => option.to_owned(),
+        (None, None) => variable.unwrap_or_default().to_owned(),
+    };
     let parse = |text: String| {
-        Token::new(&text).map_err(|error| Failure::new(Exit::Usage, format!("{option}: {error}")))
+        Token::new(&text).map_err(|error| Failure::new(Exit::Usage, format!("{from}: {error}")))
     };
     found.map(parse).transpose()
 }

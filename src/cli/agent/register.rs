@@ -1,7 +1,9 @@
 //! `step-runner register`: makes an entry of the agent (agent.md §11.4).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value as Json};
 
 use super::super::{CommandResult, terminal};
@@ -12,10 +14,16 @@ use crate::agent::environment::Address;
 use crate::agent::routing::Base;
 use crate::agent::tokens::{RunnerTokenKind, Token};
 use crate::error::{Exit, Failure};
-use crate::pull::configuration::Locked;
+use crate::pull::configuration::{self, Locked};
 use crate::pull::info::info;
 use crate::pull::register::{Registry, Runner};
+use crate::pull::settings::{self, Unserved};
+use crate::signal::StopSignals;
 use crate::web::TlsFiles;
+
+/// Time after a signal for which a server is waited for that may have made a runner, and between two looks.
+const UNTOLD: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Kind of a runner that is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -195,20 +203,34 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
             "step-runner: warning: the address is without TLS: tokens and jobs can be read on the way",
         );
     }
-    let (token, runner, is_new) = way.go(&registry, &arguments).await?;
-    let written = write(&mut file, &arguments, &url, &token, &runner);
-    if let Err(failure) = written {
-        if is_new {
-            // The runner would be nobody's.
-            registry.remove(&token).await.ok();
-        }
-        return Err(failure);
+    check(&config, &arguments, &url)?;
+    let (makes, made) = (!matches!(way, Way::Verify(_)), Mutex::new(Made::default()));
+    let work = async {
+        let (token, runner) = way.go(&registry, &arguments, &made).await?;
+        file.refresh()?;
+        write(&mut file, &arguments, &url, &token, &runner)
+    };
+    if let Err(failure) = until_signal(work, makes, &made).await {
+        let made = made.lock().token.take();
+        return Err(match made {
+            Some(token) => undone(failure, &registry, &token, &url).await,
+            None => failure,
+        });
     }
     terminal::say(&format!(
-        "step-runner: registered at {url}, entry written to {}; start it with `step-runner agent`",
+        "step-runner: registered at {url}, entry written to {}; start it with `step-runner agent --config {}`",
+        config.display(),
         config.display()
     ));
     Ok(0)
+}
+
+/// A runner that the server has made for this command.
+#[derive(Default)]
+struct Made {
+    token: Option<Token>,
+    /// True once a signal has come: then a runner that is made is for nothing.
+    is_stopped: bool,
 }
 
 /// How the runner comes to be.
@@ -261,30 +283,42 @@ impl Way {
         }
     }
 
-    /// Returns token and runner, and true if the runner was made just now.
-    async fn go(self, registry: &Registry, arguments: &Arguments) -> Result<(Token, Runner, bool), Failure> {
+    /// Returns token and runner. `made` hears of a runner that was made just now.
+    async fn go(
+        self,
+        registry: &Registry,
+        arguments: &Arguments,
+        made: &Mutex<Made>,
+    ) -> Result<(Token, Runner), Failure> {
         let failed = |error| Failure::new(Exit::Failure, error);
         match self {
             Self::Verify(token) => {
                 let runner = registry.verify(&token).await.map_err(failed)?;
-                Ok((token, runner, false))
+                Ok((token, runner))
             }
             Self::Register(token) => {
                 let runner = registry.register(&token, &arguments.server.fields()).await.map_err(failed)?;
-                Self::made(runner)
+                Self::made(runner, made)
             }
             Self::Create(access, fields) => {
                 let runner = registry.create(&access, &fields).await.map_err(failed)?;
-                let (token, runner, is_new) = Self::made(runner)?;
+                let (token, runner) = Self::made(runner, made)?;
                 registry.verify(&token).await.map_err(failed)?;
-                Ok((token, runner, is_new))
+                Ok((token, runner))
             }
         }
     }
 
-    fn made(runner: Runner) -> Result<(Token, Runner, bool), Failure> {
+    fn made(runner: Runner, made: &Mutex<Made>) -> Result<(Token, Runner), Failure> {
         match runner.token.clone() {
-            Some(token) => Ok((token, runner, true)),
+            Some(token) => {
+                let mut made = made.lock();
+                made.token = Some(token.clone());
+                if made.is_stopped {
+                    return Err(Failure::new(Exit::Failure, "stopped"));
+                }
+                Ok((token, runner))
+            }
             None => Err(Failure::new(Exit::Failure, "the server gave no token")),
         }
     }
@@ -313,14 +347,66 @@ fn created(arguments: &Arguments) -> Result<Map<String, Json>, Failure> {
     Ok(fields)
 }
 
-/// Writes the entry.
-fn write(
-    file: &mut Locked,
-    arguments: &Arguments,
-    url: &Base,
-    token: &Token,
-    runner: &Runner,
+/// Does `work`, unless a signal comes. If it makes a runner at the server, it is waited for until the server has told the
+/// runner's token, which `made` gets.
+async fn until_signal(
+    work: impl Future<Output = Result<(), Failure>>,
+    makes: bool,
+    made: &Mutex<Made>,
 ) -> Result<(), Failure> {
+    let mut work = std::pin::pin!(work);
+    let mut signals = StopSignals::listen().map_err(|error| Failure::new(Exit::Failure, error))?;
+    let signal = tokio::select! {
+        result = &mut work => return result,
+        signal = signals.next() => signal,
+    };
+    made.lock().is_stopped = true;
+    let until = tokio::time::Instant::now() + UNTOLD;
+    while makes && made.lock().token.is_none() && tokio::time::Instant::now() < until {
+        tokio::select! {
+            result = &mut work => if result.is_ok() { return result } else { break },
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+    let exit = if signal == "SIGINT" { Exit::Interrupted } else { Exit::Terminated };
+    let text = if makes && made.lock().token.is_none() {
+        format!("{signal}: stopped; the server may have made a runner, whose token is lost: look there")
+    } else {
+        format!("{signal}: stopped, nothing was written")
+    };
+    Err(Failure::new(exit, text))
+}
+
+/// Removes a runner that was made just now and would be nobody's. Returns the failure with what became of it.
+async fn undone(failure: Failure, registry: &Registry, token: &Token, url: &Base) -> Failure {
+    match registry.delete(token).await {
+        Ok(()) => {
+            terminal::say("step-runner: the runner that was made at the server is removed there");
+            failure
+        }
+        Err(error) => {
+            terminal::say(&format!(
+                "step-runner: the runner that was made at {url} could not be removed, and its token is lost: {error}"
+            ));
+            failure.with_remedy("delete the runner in GitLab")
+        }
+    }
+}
+
+/// Finds what the agent would refuse in the entry, before the server is asked for anything.
+fn check(config: &Path, arguments: &Arguments, url: &Base) -> Result<(), Failure> {
+    // The token of a runner that is made is not known yet.
+    let values = values(arguments, url, "glrt-placeholder", &Runner::default());
+    let config = configuration::preview(config, "register", |old| edit::append(old, &values, &[]))?;
+    match config.entries.last().map(settings::check) {
+        // That is written into the file by hand.
+        Some(Err(Unserved::NoProgramImage(_))) | Some(Ok(())) | None => Ok(()),
+        Some(Err(error)) => Err(Failure::new(Exit::Configuration, error)),
+    }
+}
+
+/// Returns keys and values of the entry.
+fn values(arguments: &Arguments, url: &Base, token: &str, runner: &Runner) -> Vec<(&'static str, Value)> {
     let text = |value: &str| Value::Text(value.to_owned());
     let number = |value: u64| i64::try_from(value).ok().map(Value::Number);
     let now = chrono::Utc::now().format("%Y-%m-%dT%H:%M:%SZ").to_string();
@@ -328,11 +414,11 @@ fn write(
     let expires = runner.expires.as_deref().and_then(|date| chrono::DateTime::parse_from_rfc3339(date).ok());
     let expires = expires.map(|date| date.to_utc().format("%Y-%m-%dT%H:%M:%SZ").to_string());
     let ca = arguments.tls_ca_file.as_ref().map(|path| Value::Text(path.display().to_string()));
-    let values: Vec<(&str, Value)> = [
+    [
         ("name", Some(text(&name))),
         ("url", Some(text(url.as_str()))),
         ("id", runner.id.and_then(number)),
-        ("token", Some(text(token.expose()))),
+        ("token", Some(text(token))),
         ("token_obtained_at", Some(Value::Date(now))),
         ("token_expires_at", expires.map(Value::Date)),
         ("limit", arguments.limit.map(|limit| Value::Number(limit.into()))),
@@ -342,7 +428,18 @@ fn write(
     ]
     .into_iter()
     .filter_map(|(key, value)| Some((key, value?)))
-    .collect();
+    .collect()
+}
+
+/// Writes the entry.
+fn write(
+    file: &mut Locked,
+    arguments: &Arguments,
+    url: &Base,
+    token: &Token,
+    runner: &Runner,
+) -> Result<(), Failure> {
+    let values = values(arguments, url, token.expose(), runner);
     file.edit(|old| edit::append(old, &values, &[]))?;
     file.write()?;
     Ok(())

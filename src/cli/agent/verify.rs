@@ -13,6 +13,7 @@ use crate::pull::configuration::{self, Locked};
 use crate::pull::info::info;
 use crate::pull::register::RegisterFailure;
 use crate::pull::rights::missing_rights;
+use crate::pull::settings;
 use crate::pull::users;
 use crate::web::TlsFiles;
 
@@ -35,6 +36,9 @@ pub(in super::super) struct Arguments {
     #[arg(long)]
     delete: bool,
 }
+
+/// What to do with a refused entry.
+const REMEDY: &str = "; register it anew, or remove it with `step-runner verify --delete`";
 
 /// Entries that a command is about; all without an option.
 #[derive(clap::Args)]
@@ -98,13 +102,17 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
     if chosen.is_empty() {
         return Err(nothing(&path));
     }
-    let (mut has_failed, mut refused) = (false, Vec::new());
+    for entry in &chosen {
+        settings::check(entry).map_err(|error| Failure::new(Exit::Configuration, error))?;
+    }
+    let (mut has_failed, mut refused, mut names) = (false, Vec::new(), Vec::new());
     for entry in chosen {
         let hosts = entry.allowed_redirect_hosts.clone();
         let registry = options::registry(&path, entry.url.clone(), &tls_files(entry), hosts, about(entry))?;
         let result = registry.verify(&entry.token).await;
         terminal::print(
-            format!("{}: {}\n", entry.name, verdict(&entry.token, result.as_ref().err())).as_bytes(),
+            format!("{}: {}\n", entry.name, verdict(&entry.token, result.as_ref().err(), arguments.delete))
+                .as_bytes(),
         )?;
         has_failed |= result.is_err();
         if users::is_shared(entry) {
@@ -115,25 +123,27 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
             has_failed = true;
         }
         if result.is_err_and(|error| error.is_refusal()) {
+            names.push(entry.name.clone());
             refused.push(entry.token.clone());
         }
     }
     if arguments.delete && !refused.is_empty() {
         let mut file = Locked::take(&path)?;
-        for token in refused {
-            remove(&mut file, &token)?;
+        for token in &refused {
+            remove(&mut file, token)?;
         }
         file.write()?;
+        terminal::say(&format!("step-runner: removed the refused entries: {}", names.join(", ")));
     }
     Ok(u8::from(has_failed))
 }
 
-fn verdict(token: &Token, error: Option<&RegisterFailure>) -> String {
+fn verdict(token: &Token, error: Option<&RegisterFailure>, deletes: bool) -> String {
     let kind = Routable::of_runner_token(token.expose()).and_then(|routable| routable.runner_type_name());
     match error {
         None => kind.map_or_else(|| "valid".to_owned(), |kind| format!("valid, {kind}")),
         Some(error) if error.is_refusal() => {
-            format!("not valid: {error}; register it anew, or remove it with `step-runner verify --delete`")
+            format!("not valid: {error}{}", if deletes { "" } else { REMEDY })
         }
         Some(error) => format!("could not be asked: {error}"),
     }

@@ -51,6 +51,9 @@ impl Job {
             };
             let (end, message) = match end.code {
                 _ if wanted.abort => (JobEnd::Cancelled(CancelledBy::Server), "canceled".to_owned()),
+                -2 if by == CancelledBy::Stop && !end.is_stop => {
+                    (JobEnd::Cancelled(by), "the agent was stopped".to_owned())
+                }
                 -2 => (JobEnd::Cancelled(by), end.message),
                 -4 => (JobEnd::Lost, end.message),
                 code => (JobEnd::Ended { code, failed: end.failed }, end.message),
@@ -79,6 +82,13 @@ impl Job {
 
     /// Ends the job. All its files are on disk before the record says so.
     pub(super) fn conclude(&mut self, end: JobEnd, message: &str, now: Now, actions: &mut Vec<Action>) {
+        if let Some(is_system_failure) = end.of_preparation() {
+            actions.push(Action::PreparationOver { is_system_failure });
+            if is_system_failure {
+                actions
+                    .push(Action::Tell(format!("the job could not be prepared on this machine: {message}")));
+            }
+        }
         self.record.end = Some(end);
         self.record.ended = Some(now.wall);
         self.record.phase = Phase::Ended;

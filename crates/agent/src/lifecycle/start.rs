@@ -116,7 +116,6 @@ impl Job {
             actions.push(Action::Prepare);
         }
         if now.steady >= self.prepare_until {
-            actions.push(Action::PreparationOver { is_system_failure: true });
             let text = "the environment was not ready in time (`prepare_timeout`)";
             self.conclude(JobEnd::Environment(EnvironmentFailure::System), text, now, actions);
         }
@@ -132,8 +131,6 @@ impl Job {
         if self.record.phase != Phase::Preparing {
             return;
         }
-        let is_system_failure = matches!(result, Err((EnvironmentFailure::System, _)));
-        actions.push(Action::PreparationOver { is_system_failure });
         match result {
             Ok(()) => self.submit(now, actions),
             Err((failure, text)) => self.conclude(JobEnd::Environment(failure), &text, now, actions),
@@ -189,8 +186,9 @@ impl Job {
             return;
         }
         match answer {
-            RunAnswer::Accepted => {
+            RunAnswer::Accepted(stages) => {
                 self.run.done();
+                self.record.stages = stages;
                 self.record.phase = Phase::Running;
                 self.record.payload = None;
                 actions.push(self.store());

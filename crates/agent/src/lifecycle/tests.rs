@@ -55,7 +55,7 @@ fn job_in(phase: Phase) -> Job {
     if phase == Phase::Submitted {
         return job;
     }
-    job.handle(Event::RunAnswered(RunAnswer::Accepted), now(4));
+    job.handle(Event::RunAnswered(RunAnswer::Accepted(Vec::new())), now(4));
     job.handle(Event::Log(log()), now(5));
     if phase == Phase::Running {
         return job;
@@ -174,7 +174,7 @@ fn a_job_goes_its_way_and_each_record_comes_before_what_it_allows() {
         (Event::Prepared(Ok(())), 3),
         (Event::RunAnswered(RunAnswer::None), 4),
         (Event::Tick, 5),
-        (Event::RunAnswered(RunAnswer::Accepted), 6),
+        (Event::RunAnswered(RunAnswer::Accepted(Vec::new())), 6),
         (Event::Log(log()), 7),
         (Event::Traced(status(202)), 8),
         (Event::LogEnded, 9),
@@ -196,7 +196,6 @@ fn a_job_goes_its_way_and_each_record_comes_before_what_it_allows() {
             "extend",
             "storecheckpoint",
             "append 0-40",
-            "preparationover",
             "store submitted",
             "run",
             "run",
@@ -205,6 +204,7 @@ fn a_job_goes_its_way_and_each_record_comes_before_what_it_allows() {
             "extend",
             "storecheckpoint",
             "storesent",
+            "preparationover",
             "storetail",
             "store ended",
             "freeslot",
@@ -239,7 +239,7 @@ fn a11_a_cancel_in_each_phase() {
     let mut job = job_in(Phase::Submitted);
     job.handle(Event::Tick, now(40));
     job.handle(cancel(), now(40));
-    let actions = job.handle(Event::RunAnswered(RunAnswer::Accepted), now(41));
+    let actions = job.handle(Event::RunAnswered(RunAnswer::Accepted(Vec::new())), now(41));
     assert_eq!(names(&actions)[..3], ["store running", "follow 0", "cancel withcleanup"]);
     let mut job = job_in(Phase::Ended);
     assert!(!names(&job.handle(cancel(), now(11))).contains(&"cancel withcleanup".to_owned()), "nothing");

@@ -432,6 +432,7 @@ impl World {
             end: None,
             ended: None,
             was_submitted: false,
+            stages: Vec::new(),
             payload: Some("{}".to_owned()),
             refused: self.random.chance(40).then(|| "the job has \"secrets\"".to_owned()),
         };

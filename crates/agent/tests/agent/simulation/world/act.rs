@@ -95,14 +95,14 @@ impl World {
         let answer = match self.random.below(30) {
             0 => RunAnswer::Refused(Refusal::Content, "a variable".to_owned()),
             1 => RunAnswer::None,
-            _ if self.machine.run(id, self.now, &mut self.random) => RunAnswer::Accepted,
+            _ if self.machine.run(id, self.now, &mut self.random) => RunAnswer::Accepted(Vec::new()),
             _ => RunAnswer::None,
         };
         let answer = if self.machine.job(id).is_some() && self.random.chance(100) {
             RunAnswer::None
         } else {
             match (answer, self.machine.job(id)) {
-                (RunAnswer::Refused(..), Some(_)) => RunAnswer::Accepted,
+                (RunAnswer::Refused(..), Some(_)) => RunAnswer::Accepted(Vec::new()),
                 (answer, _) => answer,
             }
         };
