@@ -65,7 +65,11 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => Exit::Interrupted,
             () = next(&mut self.terminate) => Exit::Terminated,
-            () = next(&mut self.hang_up) => Exit::HungUp,
+            () = next(&mut self.hang_up) => {
+                // A terminal that closes sends it more than once, and so does who passes it on. Nobody is impatient.
+                self.hang_up = None;
+                Exit::HungUp
+            }
         }
     }
 }

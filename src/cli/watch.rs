@@ -8,6 +8,7 @@ mod changes;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal as Kind;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -17,6 +18,7 @@ use super::{CommandResult, Verbosity, states, terminal};
 use crate::error::{Exit, Failure};
 use crate::model::ExitStatus;
 use crate::process::again::Again;
+use crate::process::is_signal_ignored;
 
 /// The option, which a run does not get.
 const OPTION: &str = "--watch";
@@ -27,7 +29,7 @@ const VARIABLE: &str = "STEP_RUNNER_WATCH";
 /// Number of runs in a row that one file has cut, after which the user is told what may be wrong.
 const SUSPICIOUS: u32 = 3;
 
-/// Runs the job of this command line until a signal comes. Ends with the exit code of the last run.
+/// Runs the job of this command line until a signal comes, or nobody reads its output. Ends with the exit code of the last run.
 pub(super) async fn watch(folders: &[PathBuf], verbosity: Verbosity) -> CommandResult {
     let mut signals = Signals::listen()?;
     let mut changes = Changes::of(folders)?;
@@ -59,11 +61,17 @@ pub(super) async fn watch(folders: &[PathBuf], verbosity: Verbosity) -> CommandR
             cut.1 = 0;
         }
         changed = changes.end_run().await?.or(changed);
+        if is_unread() {
+            return Ok(code);
+        }
         if changed.is_none() {
             say("waiting for a change; Ctrl-C ends");
             tokio::select! {
                 path = changes.next() => say(&format!("{} has changed", shown(&path?))),
                 () = signals.next() => return Ok(code),
+            }
+            if is_unread() {
+                return Ok(code);
             }
         }
         changes.settle().await?;
@@ -97,7 +105,9 @@ struct Run {
 impl Run {
     fn start() -> Result<Self, Failure> {
         let words = std::env::args_os().filter(|word| word != OPTION);
-        let (process, end) = Again::start(words, VARIABLE.as_ref()).map_err(|error| {
+        // Of several of them a run takes only the first.
+        let at_end = if is_signal_ignored(Kind::HUP) { Kind::TERM } else { Kind::HUP };
+        let (process, end) = Again::start(words, VARIABLE.as_ref(), at_end).map_err(|error| {
             Failure::new(Exit::Failure, format!("cannot start a run of the job: {error}"))
         })?;
         Ok(Self { process, end: spawn_blocking(|| end.wait()) })
@@ -136,10 +146,20 @@ fn is_of_terminal() -> bool {
     })
 }
 
-/// The signals that end the command. A SIGHUP ends it, and the run ends by its own.
+/// True if nobody reads standard output any more.
+fn is_unread() -> bool {
+    let stdout = std::io::stdout();
+    let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok_and(|found| found > 0) && polled[0].revents().contains(PollFlags::ERR)
+}
+
+/// The signals that end the command.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// `None` if the caller ignores it.
+    hang_up: Option<Signal>,
     last: Kind,
 }
 
@@ -147,13 +167,22 @@ impl Signals {
     fn listen() -> Result<Self, Failure> {
         let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Failure, error));
         let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-        Ok(Self { interrupt, terminate, last: Kind::INT })
+        let hang_up = (!is_signal_ignored(Kind::HUP)).then(|| listen(SignalKind::hangup())).transpose()?;
+        Ok(Self { interrupt, terminate, hang_up, last: Kind::INT })
     }
 
     async fn next(&mut self) {
         self.last = tokio::select! {
             _ = self.interrupt.recv() => Kind::INT,
             _ = self.terminate.recv() => Kind::TERM,
+            () = hung_up(&mut self.hang_up) => Kind::HUP,
         };
+    }
+}
+
+async fn hung_up(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
     }
 }

@@ -25,7 +25,12 @@ impl Watch {
         for (name, text) in files {
             std::fs::write(folder.path().join(name), text).unwrap();
         }
-        if files.iter().any(|(name, _)| *name == ".gitignore") {
+        Self::in_folder(folder)
+    }
+
+    /// Watches a folder that has its files.
+    fn in_folder(folder: tempfile::TempDir) -> Self {
+        if folder.path().join(".gitignore").exists() {
             let mut git = std::process::Command::new("git");
             assert!(git.args(["init", "-q"]).current_dir(folder.path()).status().unwrap().success());
         }
@@ -141,4 +146,38 @@ fn a_document_from_stdin_cannot_be_watched() {
     let output = super::run(&["run", "-", "--watch"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(super::stderr(&output).contains("--watch needs a file"), "{}", super::stderr(&output));
+}
+
+#[test]
+fn a_watch_that_ends_in_whatever_way_ends_its_run_with_its_cleanup() {
+    for (signal, code) in [(Signal::HUP, Some(129)), (Signal::KILL, None)] {
+        let folder = tempfile::tempdir().unwrap();
+        let steps =
+            "[{name: a, script: 'echo begun; sleep 600'}, {name: z, when: always, script: 'touch cleaned'}]";
+        std::fs::write(folder.path().join("job.yml"), steps).unwrap();
+        std::fs::write(folder.path().join(".gitignore"), "cleaned\n").unwrap();
+        let mut watch = Watch::in_folder(folder);
+        watch.until("begun");
+        let pid = Pid::from_raw(watch.child.id().try_into().unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+        assert_eq!(watch.child.wait().unwrap().code(), code);
+        // The run holds the other ends of the pipes: their end is its own.
+        while watch.lines.recv_timeout(PATIENCE).is_ok() {}
+        assert!(watch.path("cleaned").exists(), "{signal:?}");
+    }
+}
+
+#[test]
+fn a_watch_whose_output_nobody_reads_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("job.yml"), "[{name: a, script: 'cat data'}]").unwrap();
+    std::fs::write(folder.path().join("data"), "one\n").unwrap();
+    let mut watch = super::program(&["run", "job.yml", "--watch"]);
+    let mut child =
+        watch.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(told.any(|line| line.contains("waiting for a change")));
+    drop(child.stdout.take());
+    std::fs::write(folder.path().join("data"), "two\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }

@@ -34,6 +34,7 @@ pub(super) use memory::page_size;
 pub use memory::{bound_free_memory, give_back_idle_memory, give_back_memory};
 pub use peer::{PeerHandle, peer_handle};
 pub use queue::unread_bytes;
+pub(super) use signal::signal_at_parents_end;
 pub use signal::{Signals, ignore_file_size_signal, ignore_signals, is_signal_ignored};
 pub use wait::peek_exited_child;
 pub(super) use wait::{Child, Children, look_at_children, reap_ended};

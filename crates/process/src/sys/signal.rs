@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::{io, ptr};
 
 /// Highest signal number.
@@ -93,4 +95,19 @@ pub fn ignore_signals() {
 pub fn ignore_file_size_signal() {
     // SAFETY: no handler is installed, so none can run at a bad time.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Has the process that `command` starts get `signal` when the thread that starts it ends.
+pub(crate) fn signal_at_parents_end(command: &mut Command, signal: rustix::process::Signal) {
+    let parent = rustix::process::getpid().as_raw_nonzero().get();
+    // SAFETY: the closure makes two async-signal-safe system calls and touches no memory but its own.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, signal.as_raw()) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // It may have ended before.
+            if libc::getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+        });
+    }
 }
