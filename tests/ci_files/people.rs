@@ -54,6 +54,42 @@ fn a_list_tells_what_the_rules_say_and_what_cannot_run_here() {
 }
 
 #[test]
+fn each_part_of_a_matrix_stands_by_its_own_values() {
+    let rules =
+        "[{if: $OS == \"mac\", when: manual}, {if: $OS == \"linux\", when: never}, {when: on_success}]";
+    let file =
+        format!("test: {{parallel: {{matrix: [{{OS: [linux, mac, other]}}]}}, script: x, rules: {rules}}}");
+    let scene = Scene::new(&[(".gitlab-ci.yml", &file)]);
+    let ran = scene.step_runner(&["run", "--list-jobs"]).ends_with(0);
+    let told = |name: &str| ran.stdout.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    for (name, words) in
+        [("test: [linux]", "not in it"), ("test: [mac]", "manual"), ("test: [other]", "starts by itself")]
+    {
+        assert!(told(name).contains(words), "{}", told(name));
+    }
+}
+
+#[test]
+fn a_needed_job_may_fail_with_the_codes_that_its_file_or_rule_allows_and_no_others() {
+    let lint = |code: &str, more: &str| {
+        format!(
+            "stages: [a, b]\nlint: {{stage: a, script: exit {code}, allow_failure: {{exit_codes: [4]}}{more}}}\n\
+             after: {{stage: b, needs: [lint], script: echo after}}\n"
+        )
+    };
+    for (code, more, ends) in [
+        ("4", "", 0),
+        ("5", "", 5),
+        ("5", ", rules: [{if: $CI, allow_failure: true}]", 0),
+        ("4", ", rules: [{if: $CI, allow_failure: false}]", 4),
+    ] {
+        let scene = Scene::new(&[(".gitlab-ci.yml", &lint(code, more))]);
+        let ran = scene.job("after", &["--needs"]).ends_with(ends);
+        assert_eq!(ran.lines().contains(&"after"), ends == 0, "{code}{more}");
+    }
+}
+
+#[test]
 fn a_job_runs_as_documented_and_its_exit_code_is_that_of_the_command() {
     let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
     let ran = scene.job("test 2/2", &[]).ends_with(0);

@@ -29,7 +29,7 @@ use step_runner_model::text::quote;
 
 pub use artifacts::{Artifacts, Cache, CacheKey};
 pub(crate) use configuration::inherited_variables;
-pub use definition::{Definition, Environment, Inherit, Outside};
+pub use definition::{AllowFailure, Definition, Environment, Inherit, Outside};
 pub use image::Image;
 pub use needs::Need;
 pub use parallel::Copy;

@@ -222,7 +222,13 @@ impl Findings {
         {
             return Some(number);
         }
-        self.expected(node, path, &format!("a whole number from {from} to {to}"));
+        if let Kind::Number(number) = &node.kind {
+            let message =
+                format!("expected a whole number from {from} to {to}, this is {}", quote(&number.value));
+            self.error(&node.place, path, message);
+        } else {
+            self.expected(node, path, &format!("a whole number from {from} to {to}"));
+        }
         None
     }
 }

@@ -139,8 +139,9 @@ fn output(folder: &Path) -> String {
 fn list(read: &CiFile, circumstances: &Circumstances<'_>) -> String {
     let mut list = format!("stages: {}\n", read.stages.join(", "));
     for job in read.jobs.values() {
-        let standing = match standing(read, job, circumstances) {
-            Ok(standing) => format!("{standing:?}"),
+        let first = job.full_names().next().unwrap();
+        let standing = match standing(read, first, circumstances) {
+            Ok((standing, _)) => format!("{standing:?}"),
             Err(findings) => lines(&findings),
         };
         writeln!(list, "job {} in {}: {standing}", job.name, job.stage).unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::clone::Clone as ProjectClone;
 use super::{CiOptions, Configuration};
 use crate::builtin::ci::store::{ArtifactStore, caches_of};
-use crate::ci::job::{Circumstances, Dependency, Job, needed, of_file};
+use crate::ci::job::{Circumstances, Dependency, Job, needed, of_file, standing};
 use crate::ci::plan::{Artifacts, Plan, Stores, plan};
 use crate::ci::variables::{Level, dotenv};
 use crate::cli::job::{JobOptions, Phrases};
@@ -168,7 +168,7 @@ impl<'c> CiJobs<'c> {
         let missing = [required, others].concat();
         if !missing.is_empty() && !self.verbosity.quiet {
             terminal::say(&format!(
-                "step-runner: warning: there are no artifacts of {}: run them first to have them",
+                "step-runner: warning: there are no artifacts of {}: without them, run it first or let --needs do so",
                 missing.join(", ")
             ));
         }
@@ -188,9 +188,11 @@ impl<'c> CiJobs<'c> {
         self.job.planned(plan, &self.phrases, project, is_named)
     }
 
-    fn may_fail(&self, name: &str) -> bool {
-        let definition = self.configuration.file.definition(name);
-        definition.is_some_and(|definition| definition.allow_failure)
+    /// True if a failure of the job with this exit code does not count.
+    fn may_fail(&self, name: &str, code: u8) -> bool {
+        let file = &self.configuration.file;
+        self.with(&Level::new(), |circumstances| standing(file, name, circumstances))
+            .is_ok_and(|(_, allowed)| allowed.allows(code))
     }
 }
 
@@ -198,8 +200,8 @@ impl run::Jobs for CiJobs<'_> {
     fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure> {
         let Some(name) = self.order.get(self.begun) else { return Ok(None) };
         let before = self.begun.checked_sub(1).and_then(|before| self.order.get(before));
-        if let (Some(before), Some(1..)) = (before, code)
-            && !self.may_fail(before)
+        if let (Some(before), Some(code @ 1..)) = (before, code)
+            && !self.may_fail(before, code)
         {
             let (before, last) =
                 (printable(before), self.order.last().map_or_else(String::new, |name| printable(name)));

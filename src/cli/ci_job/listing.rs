@@ -57,8 +57,8 @@ fn listed(configuration: &Configuration, options: &CiOptions) -> Result<Vec<List
     let circumstances = Circumstances { facts: Some(facts), files: project, given, dotenv: &dotenv };
     let mut jobs = Vec::new();
     for definition in file.jobs.values() {
-        let standing = standing(file, definition, &circumstances)?;
         for name in definition.full_names() {
+            let (standing, allowed) = standing(file, name, &circumstances)?;
             let cannot = match of_file(file, name, &circumstances) {
                 Err(findings) => findings.iter().map(reason).collect(),
                 Ok(job) => plan(&job, options.images(), None)
@@ -70,8 +70,8 @@ fn listed(configuration: &Configuration, options: &CiOptions) -> Result<Vec<List
             jobs.push(Listed {
                 name: name.to_owned(),
                 stage: definition.stage.clone(),
-                allow_failure: definition.allow_failure,
-                standing: standing.clone(),
+                allow_failure: allowed.is_some(),
+                standing,
                 needs: needed(file, name, &circumstances)?,
                 cannot,
             });

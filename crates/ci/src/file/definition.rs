@@ -56,6 +56,34 @@ pub enum Inherit {
     Names(Vec<String>),
 }
 
+/// Failures of a job that do not count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AllowFailure {
+    /// None.
+    #[default]
+    None,
+    /// All.
+    All,
+    /// Those with one of these exit codes.
+    Codes(Vec<u32>),
+}
+
+impl AllowFailure {
+    /// True if a failure with this exit code does not count.
+    pub fn allows(&self, code: u8) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Codes(codes) => codes.contains(&code.into()),
+        }
+    }
+
+    /// True if some failure does not count.
+    pub fn is_some(&self) -> bool {
+        *self != Self::None
+    }
+}
+
 /// A job as it is written, with all that it extends and inherits.
 #[derive(Clone, Debug)]
 pub struct Definition {
@@ -87,8 +115,8 @@ pub struct Definition {
     pub rules: Option<Vec<Rule>>,
     /// Time limit.
     pub timeout: Option<Duration>,
-    /// True if the job's failure does not count in a pipeline.
-    pub allow_failure: bool,
+    /// Failures that do not count in a pipeline, unless the rule that matches says it.
+    pub(crate) allow_failure: AllowFailure,
     /// When it starts in a pipeline, unless the rule that matches says it; `on_success` if absent.
     pub(crate) when: Option<String>,
     pub(crate) before_script: Vec<String>,
@@ -254,7 +282,7 @@ impl Reader<'_> {
         let caches = self.with("cache", |node, path, findings| Some(artifacts::caches(node, path, findings)));
         let services =
             self.with("services", |node, path, findings| Some(image::services(node, path, findings)));
-        let allow_failure = self.with("allow_failure", allow_failure).unwrap_or(false);
+        let allow_failure = self.with("allow_failure", allow_failure).unwrap_or_default();
         Definition {
             name: self.name.to_owned(),
             place: key.clone(),
@@ -311,10 +339,11 @@ fn when(node: &Node, path: &str, findings: &mut Findings) -> Option<String> {
     findings.choice(node, path, &["on_success", "on_failure", "always", "manual", "delayed"])
 }
 
-/// Reads `allow_failure`. With exit codes it is true, too: some failures are allowed.
-pub(super) fn allow_failure(node: &Node, path: &str, findings: &mut Findings) -> Option<bool> {
+/// Reads `allow_failure`.
+pub(super) fn allow_failure(node: &Node, path: &str, findings: &mut Findings) -> Option<AllowFailure> {
     if node.as_map().is_none() {
-        return findings.boolean(node, path);
+        let all = findings.boolean(node, path)?;
+        return Some(if all { AllowFailure::All } else { AllowFailure::None });
     }
     findings.mapping(node, path, &["exit_codes"])?;
     let codes = match node.get("exit_codes") {
@@ -322,10 +351,8 @@ pub(super) fn allow_failure(node: &Node, path: &str, findings: &mut Findings) ->
         Some(code) => std::slice::from_ref(code),
         None => &[],
     };
-    for code in codes {
-        findings.whole(code, &join(path, "exit_codes"), 0, 255);
-    }
-    Some(true)
+    let path = join(path, "exit_codes");
+    Some(AllowFailure::Codes(codes.iter().filter_map(|code| findings.whole(code, &path, 0, 255)).collect()))
 }
 
 fn timeout(node: &Node, path: &str, findings: &mut Findings) -> Option<Duration> {

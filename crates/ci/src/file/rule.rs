@@ -3,6 +3,7 @@
 use step_runner_lang::diagnostic::Diagnostic;
 use step_runner_model::text::quote;
 
+use super::definition::{self, AllowFailure};
 use super::needs::{self, Need};
 use super::variables;
 use crate::condition::Condition;
@@ -34,6 +35,7 @@ pub struct Rule {
     exists: Option<Vec<String>>,
     /// `never`, `manual` and the like.
     pub(crate) when: Option<String>,
+    pub(crate) allow_failure: Option<AllowFailure>,
     pub(crate) variables: Level,
     pub(crate) needs: Option<Vec<Need>>,
 }
@@ -151,15 +153,16 @@ fn rule(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Rule
     let variables = node
         .get("variables")
         .map(|node| variables::read(node, &join(path, "variables"), variables::Of::Job, findings));
-    if let Some(allowed) = node.get("allow_failure") {
-        super::definition::allow_failure(allowed, &join(path, "allow_failure"), findings);
-    }
+    let allow_failure = node
+        .get("allow_failure")
+        .and_then(|node| definition::allow_failure(node, &join(path, "allow_failure"), findings));
     Some(Rule {
         place: node.place.clone(),
         condition,
         changes: node.get("changes").and_then(|node| paths(node, &join(path, "changes"), findings)),
         exists: node.get("exists").and_then(|node| paths(node, &join(path, "exists"), findings)),
         when,
+        allow_failure,
         variables: variables.unwrap_or_default(),
         needs: node.get("needs").and_then(|needs| needs::read(needs, &join(path, "needs"), findings)),
     })

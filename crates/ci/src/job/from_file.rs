@@ -8,7 +8,7 @@ use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_model::text::quote;
 
 use super::{ArtifactEntry, CacheEntry, Content, Dependency, Job, Message, Work, step_name};
-use crate::file::{CacheKey, CiFile, Copy, Definition, Image, Look, Need, Rule, first_match};
+use crate::file::{AllowFailure, CacheKey, CiFile, Copy, Definition, Image, Look, Need, Rule, first_match};
 use crate::files::Files;
 use crate::settings::Settings;
 use crate::variables::{Defined, Facts, JobFacts, Level, Resolved, TooLarge, environment_slug, predefined};
@@ -36,15 +36,16 @@ pub enum Standing {
     Absent(&'static str),
 }
 
-/// Returns what the rules say about a job of a file, for lists of jobs.
+/// Returns what the rules say about a job of a file by its full name, and which of its failures do not count.
 pub fn standing(
     file: &CiFile,
-    definition: &Definition,
+    name: &str,
     circumstances: &Circumstances<'_>,
-) -> Result<Standing, Vec<Diagnostic>> {
-    let copy = definition.copies.first();
-    let known = circumstances.facts.map(|facts| predefined(facts, None)).unwrap_or_default();
-    Evaluation::new(file, definition, copy, circumstances, known).map(|evaluation| evaluation.standing())
+) -> Result<(Standing, AllowFailure), Vec<Diagnostic>> {
+    let evaluation = Evaluation::of(file, name, circumstances)?;
+    let of_rule = evaluation.rule.and_then(|rule| rule.allow_failure.clone());
+    let allowed = of_rule.unwrap_or_else(|| evaluation.definition.allow_failure.clone());
+    Ok((evaluation.standing(), allowed))
 }
 
 /// Returns a job by its full name.
@@ -324,9 +325,9 @@ impl<'e> Evaluation<'e> {
             return Ok(needs.iter().flat_map(|need| self.names(need)).map(str::to_owned).collect());
         }
         let mut needed = Vec::new();
-        for job in self.earlier() {
-            if standing(self.file, job, self.circumstances)? == Standing::Runs {
-                needed.extend(job.full_names().map(str::to_owned));
+        for name in self.earlier().flat_map(Definition::full_names) {
+            if standing(self.file, name, self.circumstances)?.0 == Standing::Runs {
+                needed.push(name.to_owned());
             }
         }
         Ok(needed)

@@ -50,7 +50,7 @@ impl Scene {
     }
 
     fn standing(&self, name: &str) -> Standing {
-        standing(&self.file, &self.file.jobs[name], &self.circumstances()).unwrap()
+        standing(&self.file, name, &self.circumstances()).unwrap().0
     }
 
     fn variable(&self, job: &str, name: &str) -> Option<String> {

@@ -75,8 +75,8 @@ fn a_file_that_is_not_there_is_answered_with_one_that_is() {
     ];
     let errors = read_all(&files).unwrap_err();
     assert!(errors[0].contains("there is no such file (did you mean \"ci/jobs.yml\"?)"), "{errors:?}");
-    let errors = read_all(&[("ci.yml", "include: z*.yml\na: {script: x}".to_owned())]).unwrap_err();
-    assert!(errors[0].contains("no file fits \"z*.yml\""), "{errors:?}");
+    // A pattern that nothing fits brings nothing.
+    assert!(read_all(&[("ci.yml", "include: z*.yml\na: {script: x}".to_owned())]).is_ok());
 }
 
 #[test]

@@ -122,10 +122,16 @@ fn values_are_taken_in_each_of_their_forms() {
             Some(seconds)
         );
     }
-    for (text, allows) in
-        [("true", true), ("false", false), ("{exit_codes: 3}", true), ("{exit_codes: [3, 4]}", true)]
-    {
-        assert_eq!(job(&format!("script: x, allow_failure: {text}")).allow_failure, allows, "{text}");
+    for (text, allowed) in [
+        ("true", &[3, 4, 5][..]),
+        ("false", &[]),
+        ("{exit_codes: 3}", &[3]),
+        ("{exit_codes: [3, 4]}", &[3, 4]),
+        ("{exit_codes: []}", &[]),
+    ] {
+        let job = job(&format!("script: x, allow_failure: {text}"));
+        let codes: Vec<u8> = (3..6).filter(|code| job.allow_failure.allows(*code)).collect();
+        assert_eq!(codes, allowed, "{text}");
     }
     assert_eq!(job("script: x, when: manual").when.as_deref(), Some("manual"));
     let plain = job("script: x, environment: prod").environment.unwrap();
