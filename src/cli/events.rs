@@ -141,10 +141,9 @@ impl EventStream {
         let mut shown = json!({"event": kind, "step": told.id, "path": told.path, "attempt": told.attempt});
         extend(&mut shown, results::facts(&result));
         if is_end {
-            let exit_code = result.exec_result.as_ref().map(|process| process.exit_code);
             let end = json!({
                 "status": result.status().as_str_name(),
-                "exit_code": exit_code,
+                "exit_code": results::exit_code(&result),
                 "outcome": results::outcome(result.outcome()),
                 "reason": result.reason,
             });

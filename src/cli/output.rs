@@ -337,7 +337,7 @@ impl Pretty {
         let name = result.step.as_ref().map_or("", |step| step.name.as_str());
         let took = results::took(result);
         let took = took.map(|took| format!(" in {:.1} s", took.as_secs_f64())).unwrap_or_default();
-        let code = match result.exec_result.as_ref().map_or(0, |process| process.exit_code) {
+        let code = match results::exit_code(result).unwrap_or(0) {
             0 => String::new(),
             code => format!(", exit code {code}"),
         };

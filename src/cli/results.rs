@@ -16,6 +16,10 @@ use crate::error::{Exit, Failure};
 use crate::pb::v1;
 use crate::pb::v1::step_result::Outcome;
 
+/// Class of the error of a step that ran into its time limit, and its exit code.
+const TIMEOUT: &str = "timeout";
+const TIMED_OUT: i32 = 124;
+
 /// Returns a result with all results below it, under the names of the protocol (service.md §2.1). It omits the
 /// interface and the definition: they are the function's own text.
 pub(super) fn to_json(result: &v1::StepResult) -> Value {
@@ -45,6 +49,13 @@ pub(super) fn to_json(result: &v1::StepResult) -> Value {
 /// Returns the word for what became of a step; empty while it runs.
 pub(super) fn outcome(outcome: Outcome) -> &'static str {
     outcome.as_str_name().strip_prefix("outcome_").filter(|_| outcome != Outcome::Unspecified).unwrap_or("")
+}
+
+/// Returns the exit code of a step, if a process of it ran: 124 if it ran into its time limit, whatever ended the process
+/// (flow.md §4.2).
+pub(super) fn exit_code(result: &v1::StepResult) -> Option<i32> {
+    let process = result.exec_result.as_ref()?;
+    Some(if result.error_class == TIMEOUT { TIMED_OUT } else { process.exit_code })
 }
 
 /// Returns facts about the run of a step, as events show them.
@@ -276,6 +287,16 @@ fn write(path: &Path, root: &v1::StepResult, readers: Readers) -> Result<(), Fai
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_that_ran_into_its_time_limit_has_the_exit_code_124() {
+        let process = v1::step_result::ExecResult { exit_code: -1, ..v1::step_result::ExecResult::default() };
+        let mut result = v1::StepResult { exec_result: Some(process), ..v1::StepResult::default() };
+        assert_eq!(exit_code(&result), Some(-1));
+        result.error_class = "timeout".to_owned();
+        assert_eq!(exit_code(&result), Some(124));
+        assert_eq!(exit_code(&v1::StepResult::default()), None);
+    }
 
     #[test]
     fn outputs_are_shown_in_order_on_one_line_each_and_cut() {

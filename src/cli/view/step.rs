@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cli::states;
+use crate::cli::{results, states};
 use crate::insight::run::{Change, Steps};
 use crate::pb::v1;
 use crate::pb::v1::step_result::{Outcome, Status};
@@ -85,7 +85,7 @@ impl StepChange {
             number: u32::try_from(result.number).unwrap_or(0),
             total: u32::try_from(result.total).unwrap_or(0),
             outcome: StepOutcome::of(&result),
-            exit_code: result.exec_result.as_ref().map_or(0, |process| process.exit_code),
+            exit_code: results::exit_code(&result).unwrap_or(0),
             took: took.and_then(|took| u64::try_from(took).ok()).map(Duration::from_micros),
             at: at(&result.end_time),
             attempts: told.attempt,
