@@ -99,6 +99,10 @@ fn env_base(text: &str) -> Result<EnvBase, String> {
 
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let phrases = arguments.job.hide_secrets()?;
+    if arguments.dry_run && arguments.output.is_json() {
+        return Err(Failure::new(Exit::Usage, "--dry-run prints a table for people, not JSON")
+            .with_remedy("leave --output json out"));
+    }
     if arguments.watch {
         return watch::watch(&arguments.job.folders()?, verbosity).await;
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::fake_gitlab::RUNNER;
+use crate::fake_gitlab::{FakeGitlab, RUNNER};
 use crate::scene::Scene;
 use crate::support::{kill, processes_with, wait_for};
 
@@ -395,5 +395,64 @@ fn a11_a_cancelled_job_runs_its_after_script_and_its_pod_goes() {
     let ended = cluster.scene.gitlab.ended(job);
     assert_eq!(ended.state, "canceled", "{}", ended.text());
     assert!(ended.text().contains(" tidied\n"), "{}", ended.text());
+    cluster.is_empty();
+}
+
+#[test]
+fn a32_the_jobs_of_an_imported_kubernetes_runner_run_with_its_template() {
+    if std::env::var_os(ADMIN).is_none() {
+        println!("skipped: no cluster (scripts/agent-kube starts one)");
+        return;
+    }
+    let mut cluster = Cluster { scene: Scene::bare(FakeGitlab::start()) };
+    cluster.scene.import(
+        r#"
+concurrent = 10
+check_interval = 1
+[[runners]]
+  name = "kubernetes"
+  url = "SERVER"
+  id = 11
+  token = "TOKEN"
+  executor = "kubernetes"
+  environment = ["DEPLOY=no"]
+  [runners.kubernetes]
+    host = ""
+    bearer_token_overwrite_allowed = false
+    image = "busybox:1"
+    namespace = "default"
+    pull_policy = "never"
+    privileged = false
+    poll_timeout = 180
+    memory_limit = "96Mi"
+    [runners.kubernetes.pod_labels]
+      team = "imported"
+    [[runners.kubernetes.volumes.empty_dir]]
+      name = "scratch"
+      mount_path = "/scratch"
+      medium = "Memory"
+"#,
+    );
+    // What this cluster lacks: scheduler, network for Pods, registry.
+    let path = cluster.scene.path("agent.1.pod.json");
+    let mut template: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    template["spec"]["nodeName"] = json!("127.0.0.1");
+    template["spec"]["hostNetwork"] = json!(true);
+    let program = json!({"name": "program", "imagePullPolicy": "Never"});
+    template["spec"]["containers"].as_array_mut().unwrap().push(program);
+    std::fs::write(&path, template.to_string()).unwrap();
+    let table = "[runners.kubernetes]\n";
+    let image = format!("{table}program_image = \"step-runner:0.1.0\"\n");
+    cluster.scene.configure(&cluster.scene.config().replace(table, &image));
+    cluster.scene.start();
+    let job = cluster.job(&json!(null), &[WAITS, "echo deploy $DEPLOY", "grep ' /scratch ' /proc/mounts"]);
+    let pod = cluster.pod(job);
+    let inspected = kubectl(&["get", "pod", &pod, "--output", "json"]);
+    for part in ["\"team\": \"imported\"", "\"memory\": \"96Mi\""] {
+        assert!(inspected.contains(part), "{part} is not in {inspected}");
+    }
+    go_on(&pod);
+    let text = cluster.succeeds(job);
+    assert!(text.contains(" deploy no\n") && text.contains(" /scratch tmpfs "), "{text}");
     cluster.is_empty();
 }

@@ -99,6 +99,7 @@ fn a_job_runs_as_documented_and_its_exit_code_is_that_of_the_command() {
     scene.job("build", &[]).ends_with(0).says("keywords without effect here: tags");
     scene.job("deploy", &[]).ends_with(0).says("in a pipeline this job is \"manual\"");
     let ran = scene.job("build", &["--dry-run"]).ends_with(0);
+    scene.job("build", &["--dry-run", "--output", "json"]).ends_with(2).says("--dry-run prints a table");
     assert_eq!(ran.stdout, "step_script  builtin script_legacy\n");
 }
 

@@ -34,7 +34,7 @@ impl Watch {
             let mut git = std::process::Command::new("git");
             assert!(git.args(["init", "-q"]).current_dir(folder.path()).status().unwrap().success());
         }
-        let mut child = super::program(&["run", "job.yml", "--watch"])
+        let mut child = super::ends::hearing_hangups(&super::program(&["run", "job.yml", "--watch"]))
             .current_dir(folder.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -400,7 +400,7 @@ fn check(config: &Path, arguments: &Arguments, url: &Base) -> Result<(), Failure
     let config = configuration::preview(config, "register", |old| edit::append(old, &values, &[]))?;
     match config.entries.last().map(settings::check) {
         // That is written into the file by hand.
-        Some(Err(Unserved::NoProgramImage(_))) | Some(Ok(())) | None => Ok(()),
+        Some(Err(Unserved::NoProgramImage(_)) | Ok(())) | None => Ok(()),
         Some(Err(error)) => Err(Failure::new(Exit::Configuration, error)),
     }
 }

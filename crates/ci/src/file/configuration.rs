@@ -134,21 +134,36 @@ fn check_stages(file: &CiFile, findings: &mut Findings) {
     }
 }
 
-/// Checks that needed jobs exist, and that no job needs itself in the end.
+/// Checks that needed jobs exist and are in no later stage, and that no job needs itself in the end.
 fn check_needs(file: &CiFile, findings: &mut Findings) {
     let numbers = numbers(file);
     for job in file.jobs.values() {
         let rules = job.rules.iter().flatten().filter_map(|rule| rule.needs.as_deref());
         let lists = [job.needs.as_deref(), job.dependencies.as_deref()].into_iter().flatten().chain(rules);
         for need in lists.flatten() {
-            if !numbers.contains_key(need.job.as_str()) {
-                check_need(job, need, file, findings);
+            match numbers.get(need.job.as_str()).and_then(|number| file.jobs.get_index(*number)) {
+                None => check_need(job, need, file, findings),
+                Some((_, other)) => check_order(job, need, other, file, findings),
             }
         }
     }
     for job in circular(file, &numbers) {
         let message = "the job needs itself, through the jobs that it needs";
         findings.error(&job.place, &quote(&job.name), message);
+    }
+}
+
+fn check_order(job: &Definition, need: &Need, other: &Definition, file: &CiFile, findings: &mut Findings) {
+    let place = |stage: &String| file.stages.iter().position(|known| known == stage);
+    if place(&other.stage) > place(&job.stage) {
+        let message = format!(
+            "\"{}\" is in the stage \"{}\", which comes later than \"{}\"",
+            quote(&need.job),
+            quote(&other.stage),
+            quote(&job.stage)
+        );
+        let finding = need.place.error(message).with_path(join(&quote(&job.name), "needs"));
+        findings.add(finding.with_help("name a job of the same or an earlier stage"));
     }
 }
 

@@ -288,6 +288,8 @@ fn needs_say_what_is_wanted_of_which_copies() {
         ));
         assert_eq!(file.unwrap().jobs["j"].refused.len(), 1, "{need}");
     }
+    let later = errors("stages: [a, b]\nj: {stage: a, script: x, needs: [k]}\nk: {stage: b, script: x}");
+    assert!(later[0].contains("\"k\" is in the stage \"b\", which comes later than \"a\""), "{later:?}");
     let errors = errors("build: {script: x}\nj: {script: x, needs: [biuld], rules: [{needs: [gone]}]}");
     assert!(errors[0].contains("there is no job \"biuld\" (did you mean \"build\"?)"), "{errors:?}");
     assert!(errors[1].contains("there is no job \"gone\""), "{errors:?}");
