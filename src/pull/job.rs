@@ -336,7 +336,8 @@ impl JobTask {
                 }
                 Ok(None) => match daemons.client(place.as_deref()).await {
                     Ok(_) => Ok(()),
-                    Err(text) => Err((EnvironmentFailure::System, text)),
+                    // One that dies at this moment is started again by the next preparation.
+                    Err(text) => return drop(events.send(Event::Lost(text)).await),
                 },
             };
             events.send(Event::Prepared(result)).await.ok();
