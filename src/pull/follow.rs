@@ -21,7 +21,7 @@ const CANCELLED: i32 = -2;
 /// Number of looks at an environment whose daemon was told to stop.
 const LOOKS: usize = 5;
 
-/// What is known of a job beside its log.
+/// Facts about a job that its log does not tell.
 pub(super) struct OfJob {
     /// Names of its steps, in order.
     pub(super) stages: Vec<String>,

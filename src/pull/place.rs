@@ -13,7 +13,7 @@ use crate::error::{Exit, Failure};
 use crate::store::Lock;
 use crate::store::socket::MAX_PATH;
 
-/// Socket of the agent's own daemon, below the state.
+/// Path of the own daemon's socket below the state, as `daemons.rs` makes it.
 const SOCKET: &str = "daemon/s.sock";
 
 /// Characters of a system id behind its prefix.
@@ -101,7 +101,7 @@ impl State {
             Failure::new(Exit::Configuration, format!("cannot use the folder {}: {error}", path.display()))
                 .with_remedy("name a folder that this user can write with --state-dir")
         };
-        // Each of its own daemon's sockets has a path below this one.
+        // A path that is too long never becomes usable, so the agent does not start with it.
         let length = path.join(SOCKET).as_os_str().len();
         if length > MAX_PATH {
             let text = format!(

@@ -37,7 +37,7 @@ pub(in super::super) struct Arguments {
     delete: bool,
 }
 
-/// What to do with a refused entry.
+/// Remedy that follows the verdict on a refused entry.
 const REMEDY: &str = "; register it anew, or remove it with `step-runner verify --delete`";
 
 /// Entries that a command is about; all without an option.

@@ -59,12 +59,12 @@ pub enum Inherit {
 /// Failures of a job that do not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AllowFailure {
-    /// None.
+    /// Each failure counts.
     #[default]
     None,
-    /// All.
+    /// No failure counts.
     All,
-    /// Those with one of these exit codes.
+    /// Failures with one of these exit codes.
     Codes(Vec<u32>),
 }
 
