@@ -235,13 +235,15 @@ fn fault_95_a_group_that_is_frozen_is_thawed_at_once_and_the_operator_is_told() 
 }
 
 /// Returns a script that starts `sleep SECONDS`, which leaves its group for the one at `to`. Its pid is then in `file`.
-/// The sleep is in a session of its own, has no environment if `hides`, and its parents have ended when the script has.
+/// The sleep is in a session of its own, has no environment if `hides`, and its parents have ended when the script has: it
+/// waits for the end of the shell that started it (the `$$` without a backslash is that shell's) before it writes its pid,
+/// with one write and without another process.
 fn escapes(file: &Path, to: &Path, seconds: &str, hides: bool) -> String {
     let env = if hides { "env -i" } else { "env" };
     format!(
-        "({env} setsid sh -c '{env} setsid sh -c \"echo \\$\\$ > {to}/cgroup.procs && echo \\$\\$ > {file}.new; \
-         mv {file}.new {file}; exec sleep {seconds}\" >/dev/null 2>&1 & exit 0' &); \
-         until test -e {file}; do sleep 0.01; done",
+        "({env} setsid sh -c '{env} setsid sh -c \"while kill -0 $$ 2>/dev/null; do sleep 0.01; done; \
+         echo \\$\\$ > {to}/cgroup.procs && echo \\$\\$ > {file}; exec sleep {seconds}\" >/dev/null 2>&1 & exit 0' &); \
+         until test -s {file}; do sleep 0.01; done",
         to = to.display(),
         file = file.display()
     )

@@ -20,6 +20,10 @@ pub(crate) const TAG_VARIABLE: &str = "STEP_RUNNER_JOB";
 /// process of the job may have started programs with more variables.
 const MAX_ENVIRONMENT: u64 = 4 << 20;
 
+/// Maximum number of looks at the environment of a process that becomes another program. That takes a fraction of a
+/// millisecond; a process can also hide its arguments, and must not hold us up.
+const MAX_LOOKS: u32 = 100;
+
 /// Longest line of `/proc/PID/stat` in bytes: 52 numbers and a name.
 const MAX_STAT: usize = 2048;
 
@@ -277,12 +281,38 @@ pub fn tag_of(pid: u32) -> Option<u128> {
 /// Returns what `read` makes of a value of variable `name` in the environment that process `pid` was started with, if
 /// that can be read.
 pub fn find_variable<T>(pid: u32, name: &str, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
-    let mut environment = Vec::new();
-    let file = fs::File::open(format!("/proc/{pid}/environ")).ok()?;
-    file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok()?;
-    environment
+    environment(pid)?
         .split(|&byte| byte == 0)
         .find_map(|entry| read(entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?))
+}
+
+/// Returns the environment that process `pid` was started with, if it can be read. While a process becomes another
+/// program, its environment reads empty for a moment: it is read again then.
+fn environment(pid: u32) -> Option<Vec<u8>> {
+    let read = || {
+        let mut environment = Vec::new();
+        let file = fs::File::open(format!("/proc/{pid}/environ")).ok()?;
+        file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok()?;
+        Some(environment)
+    };
+    for _ in 0..MAX_LOOKS {
+        let environment = read()?;
+        if !environment.is_empty() {
+            return Some(environment);
+        }
+        if !becomes_another_program(pid) {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    // It has no environment, or became the other program since it was read.
+    read()
+}
+
+/// True if process `pid` has memory, but no arguments yet. Zombies and threads of the kernel have no memory.
+fn becomes_another_program(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
+        && fs::read(format!("/proc/{pid}/statm")).is_ok_and(|size| !size.starts_with(b"0 "))
 }
 
 /// Returns the effective user id of process `pid`. The owner of its files in `/proc` is another one if its memory is
@@ -344,11 +374,6 @@ mod tests {
         let (mut tagged, mut plain) = (start(Some(7)), start(None));
         let mut marks = Marks { tags: HashSet::from([7]), ..Marks::default() };
         let mut inner = start(Some(8));
-        // Right after a process became its program, its environment reads empty for a moment.
-        let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
-        while tag_of(tagged.id()).is_none() && std::time::Instant::now() < until {
-            std::thread::yield_now();
-        }
         let find = |marks: &Marks| Sweeper::default().find(marks).unwrap();
         let tag_of = |pid, marks: &Marks| {
             find(marks).iter().find(|(process, _)| process.pid == pid).map(|(_, tag)| *tag)
