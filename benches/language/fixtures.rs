@@ -66,6 +66,7 @@ pub(crate) fn request(steps: String) -> JobSpec {
         cleanup_timeout: Duration::from_mins(5),
         members_at_a_time: 4,
         errexit: false,
+        trace_sections: false,
     }
 }
 

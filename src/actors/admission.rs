@@ -251,6 +251,7 @@ pub(super) fn prepare(
         cancel_grace,
         cleanup_timeout,
         errexit,
+        trace_sections,
         limits,
     } = request;
     if let Some((limit, why)) =
@@ -308,6 +309,7 @@ pub(super) fn prepare(
         cleanup_timeout: cleanup_timeout.unwrap_or(config.cleanup_timeout),
         members_at_a_time: members_at_a_time(limits.cpu_micros),
         errexit,
+        trace_sections,
     };
     let machine = Machine::new(&spec).map_err(|findings| malformed(&findings, &phrase_set))?;
     if document::may_unfold(&spec.steps) {

@@ -73,6 +73,8 @@ pub struct RunRequest {
     pub cleanup_timeout: Option<Duration>,
     /// True if a failing line ends every script whose step does not say otherwise.
     pub errexit: bool,
+    /// True if the log is to have marks around each step of the root (service.md §3.1).
+    pub trace_sections: bool,
     /// Resource limits of the job.
     pub limits: ResourceLimits,
 }

@@ -151,6 +151,7 @@ impl CiJob {
             cancel_grace: None,
             cleanup_timeout: None,
             errexit: false,
+            trace_sections: false,
             limits: ResourceLimits::default(),
         })
     }

@@ -156,6 +156,7 @@ pub(super) fn run_request(
         cancel_grace: guessed_time(graceful_exit_timeout),
         cleanup_timeout: None,
         errexit: false,
+        trace_sections: false,
         limits: ResourceLimits::default(),
     })
 }

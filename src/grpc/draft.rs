@@ -113,6 +113,7 @@ pub(super) fn run_request(
         cancel_grace: None,
         cleanup_timeout,
         errexit: false,
+        trace_sections: false,
         limits: ResourceLimits::default(),
     })
 }

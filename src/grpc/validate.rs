@@ -59,6 +59,7 @@ pub(super) fn run_request(
         limits,
         cleanup_timeout,
         errexit,
+        trace_sections,
     } = request;
     let (labels, job) = job.map(job_part).unzip();
     Ok(RunRequest {
@@ -79,6 +80,7 @@ pub(super) fn run_request(
         timeout: positive("timeout", timeout)?,
         cancel_grace: positive("cancel_grace", cancel_grace)?,
         errexit,
+        trace_sections,
         cleanup_timeout: cleanup_time(positive("cleanup_timeout", cleanup_timeout)?)?,
         limits: limits.map(job_limits).transpose()?.unwrap_or_default(),
     })

@@ -27,6 +27,11 @@ fn a07_a_job_runs_prints_and_ends() {
     assert!(text.contains("Running with step-runner") && text.contains("hello"), "{text}");
     assert!(text.contains("token [MASKED]") && text.trim_end().ends_with("Job succeeded"), "{text}");
     assert!(text.contains("/builds/") && text.contains("/0/group/project"), "{text}");
+    for mark in ["section_start:", "section_end:"] {
+        let line = text.lines().find(|line| line.contains(mark) && line.contains(":step_script\r\u{1b}[0K"));
+        let time = line.and_then(|line| line.split_once(mark)?.1.split_once(':')?.0.parse::<u64>().ok());
+        assert!(time.is_some_and(|time| time > 1_700_000_000), "{text}");
+    }
     assert_eq!((ended.running > 0, ended.finals.len()), (true, 1));
     scene.wait_until_closed();
     scene.gitlab.assert_clean();

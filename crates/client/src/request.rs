@@ -169,6 +169,13 @@ impl Request {
         self
     }
 
+    /// Has marks written around each step of the root, which GitLab's log viewer folds (service.md §3.1).
+    #[must_use]
+    pub fn trace_sections(mut self) -> Self {
+        self.message.trace_sections = true;
+        self
+    }
+
     /// Sets the longest time between SIGTERM and SIGKILL when the job is cancelled.
     #[must_use]
     pub fn cancel_grace(mut self, grace: Duration) -> Self {

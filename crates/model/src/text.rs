@@ -43,9 +43,19 @@ pub fn for_people(message: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Returns `message` on one line.
+/// Returns `message` on one line. Behind a mark of a section, the carriage return stays: log viewers need it.
 pub fn on_one_line(message: &str) -> String {
-    message.replace(['\r', '\n'], " ")
+    let (mark, text) = message.split_at(section_mark(message));
+    [mark, &text.replace(['\r', '\n'], " ")].concat()
+}
+
+/// Returns the length of the mark of a section that `message` begins with (service.md §3.1), 0 without one.
+fn section_mark(message: &str) -> usize {
+    const END: &str = "\r\x1b[0K";
+    let is_mark = message.starts_with("section_start:") || message.starts_with("section_end:");
+    let end = message.find(['\r', '\n']).filter(|_| is_mark);
+    end.filter(|end| message.get(*end..).is_some_and(|rest| rest.starts_with(END)))
+        .map_or(0, |end| end + END.len())
 }
 
 /// True if `message` ends like that of a process that failed a job.
@@ -114,6 +124,19 @@ mod tests {
             assert_eq!(tells_exit_status(message), tells, "{message}");
         }
         assert_eq!(without_exit_status("exit status 3"), "exit-status 3");
-        assert_eq!(on_one_line("a\r\nb"), "a  b");
+    }
+
+    #[test]
+    fn only_a_mark_of_a_section_keeps_its_carriage_return() {
+        for (message, line) in [
+            ("a\r\nb", "a  b"),
+            ("section_start:1:a\r\x1b[0KA\rB", "section_start:1:a\r\x1b[0KA B"),
+            ("section_end:1:a\r\x1b[0K", "section_end:1:a\r\x1b[0K"),
+            ("section_end:1:a\n\r\x1b[0K", "section_end:1:a  \x1b[0K"),
+            ("section_end:1:a\rb\r\x1b[0K", "section_end:1:a b \x1b[0K"),
+            ("x section_end:1:a\r\x1b[0K", "x section_end:1:a \x1b[0K"),
+        ] {
+            assert_eq!(on_one_line(message), line);
+        }
     }
 }

@@ -161,6 +161,7 @@ pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Optio
         cancel_grace: None,
         cleanup_timeout: Some(CLEANUP),
         errexit: false,
+        trace_sections: false,
         limits: step_runner::model::ResourceLimits::default(),
         origin: step_runner::store::RequestOrigin::V1,
     }

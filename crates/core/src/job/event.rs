@@ -53,6 +53,8 @@ pub struct JobSpec {
     pub members_at_a_time: u8,
     /// True if a failing line ends every script whose step does not say otherwise (language.md §17).
     pub errexit: bool,
+    /// True if the log is to have marks around each step of the root (service.md §3.1).
+    pub trace_sections: bool,
 }
 
 /// One event of a job.

@@ -22,6 +22,7 @@ mod failure;
 mod group;
 mod list;
 mod matrix;
+mod sections;
 mod start;
 mod stop;
 #[cfg(test)]
@@ -105,6 +106,8 @@ struct Constants {
     members_at_a_time: u8,
     /// True if a failing line ends a script whose step does not say otherwise.
     errexit: bool,
+    /// True if the log has marks of sections.
+    trace_sections: bool,
 }
 
 /// Phase of a job.
@@ -302,6 +305,7 @@ impl Constants {
             cleanup_timeout: spec.cleanup_timeout,
             members_at_a_time: spec.members_at_a_time,
             errexit: spec.errexit,
+            trace_sections: spec.trace_sections,
         }
     }
 }

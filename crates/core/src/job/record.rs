@@ -14,7 +14,7 @@ use super::event::{Event, FetchFailure, Fetched, Unusable};
 ///
 /// Raise the protocol's version together with it. A daemon that can greet a keeper gets that keeper's records, and a
 /// job whose record cannot be read is interrupted.
-pub const FORMAT: u8 = 8;
+pub const FORMAT: u8 = 9;
 
 /// Reason why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -216,6 +216,7 @@ mod tests {
                 cleanup_timeout: Duration::from_mins(1),
                 members_at_a_time: 14,
                 errexit: false,
+                trace_sections: false,
             })
     }
 
@@ -394,10 +395,10 @@ mod tests {
     #[test]
     fn fault_46_another_format_is_named() {
         let mut record = encode(&Event::Admitted { at: 7 }, 7).unwrap();
-        record[0] = 9;
+        record[0] = 10;
         assert_eq!(
             decode(&record).err().unwrap().to_string(),
-            "the record has format 9, this daemon reads format 8"
+            "the record has format 10, this daemon reads format 9"
         );
         assert!(matches!(decode(&[]), Err(RecordError::Empty)));
     }

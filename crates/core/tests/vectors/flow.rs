@@ -217,6 +217,7 @@ impl<'c> World<'c> {
             cleanup_timeout: Duration::from_secs_f64(number("cleanup_timeout", 60.0)),
             members_at_a_time: (number("processors", 4.0) as u8).clamp(2, 14),
             errexit: false,
+            trace_sections: false,
         };
         let machine = Machine::new(&spec).unwrap_or_else(|findings| panic!("{findings:?}"));
         let calls = case["calls"].as_array().into_iter().flatten();

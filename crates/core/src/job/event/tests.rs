@@ -29,6 +29,7 @@ fn spec() -> JobSpec {
         cleanup_timeout: Duration::from_mins(1),
         members_at_a_time: 2,
         errexit: false,
+        trace_sections: false,
     }
 }
 

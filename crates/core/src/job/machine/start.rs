@@ -400,7 +400,8 @@ impl Machine {
         let Some(call) = self.calls.get_mut(&entry.id) else { return };
         call.result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
         let (process, slot, name) = (call.process, call.slot, name_of(call).to_owned());
-        let ends_job = !files_used && self.ends_with(entry.id, &entry.loaded.function);
+        let ends_job =
+            !files_used && !self.constants.trace_sections && self.ends_with(entry.id, &entry.loaded.function);
         let has_files = files_used || program.has_file();
         let env = entry.environment.placed(env, &work_dir);
         self.push(Effect::Spawn(Box::new(Spawn {

@@ -368,6 +368,7 @@ impl Machine {
                     let (is_member, slot) = (call.member.is_some(), call.slot);
                     let note = StepNote { call: id, parent, is_member, slot, result: *call.result };
                     self.push(Effect::Note(Box::new(note)));
+                    self.close_section(parent, &call.name);
                 }
                 Some(_) => {}
             }

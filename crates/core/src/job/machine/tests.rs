@@ -10,6 +10,7 @@ mod language;
 mod races;
 mod replay;
 mod results;
+mod sections;
 mod times;
 mod weight;
 mod world;

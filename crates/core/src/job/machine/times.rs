@@ -55,6 +55,11 @@ impl Timeline {
         StepFacts { start: self.wall(self.now), log_start: Some(self.log), ..StepFacts::default() }
     }
 
+    /// Returns the time of the event that is handled, in seconds since the epoch; 0 before the job's start.
+    pub(super) fn seconds(&self) -> i64 {
+        self.wall(self.now).map_or(0, |micros| micros / 1_000_000)
+    }
+
     /// Returns what is known of a step that ends now.
     pub(super) fn end(&self) -> StepEnd {
         StepEnd { time: self.wall(self.ended), log: self.log }
@@ -101,6 +106,7 @@ impl Machine {
 
     /// Tells that an attempt of a step has begun, with its name, place and times.
     pub(super) fn note_start(&mut self, id: CallId) {
+        self.open_section(id);
         let Some(call) = self.calls.get_mut(&id) else { return };
         let parent = call.parent.unwrap_or(ROOT);
         call.is_noted = true;
@@ -127,6 +133,9 @@ impl Machine {
         if call.is_noted || !self.is_in_plain_list(call) {
             let (is_member, slot) = (call.member.is_some(), call.slot);
             self.note_step(StepNote { call: id, parent, is_member, slot, result });
+        }
+        if call.is_noted {
+            self.close_section(parent, &call.name);
         }
     }
 

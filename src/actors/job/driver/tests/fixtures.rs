@@ -38,6 +38,7 @@ pub(super) fn spec(steps: &str) -> JobSpec {
         cleanup_timeout: Duration::from_mins(1),
         members_at_a_time: 2,
         errexit: false,
+        trace_sections: false,
     }
 }
 

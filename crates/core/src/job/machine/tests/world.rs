@@ -33,6 +33,7 @@ pub(super) fn request(steps: &str) -> JobSpec {
         cleanup_timeout: Duration::from_mins(1),
         members_at_a_time: 4,
         errexit: false,
+        trace_sections: false,
     }
 }
 
