@@ -35,7 +35,8 @@ const MADE: u64 = 50;
 
 /// Beginnings of the lines about a job that was cut off: where its log may end, and the agent's word after that. One that is
 /// cancelled early skips its first stages or its script, and the shell says of a program of its own that a signal has ended it.
-const WORDS: [&str; 7] = [
+const WORDS: [&str; 8] = [
+    "section_",
     "Skipped step name=",
     "Terminated",
     "Running step name=cleanup",
@@ -203,7 +204,7 @@ impl Work {
                 rest.truncate(last);
             }
         }
-        *own = rest;
+        *own = without_times(&rest);
         if self.loses_answer {
             let is_told = |line: &&str| !line.starts_with("WARNING: the upload of ");
             for stream in streams.values_mut() {
@@ -221,10 +222,19 @@ impl Work {
             let stream = streams.entry(if self.has_times { source } else { ALL }).or_default();
             writeln!(stream, "{line}").unwrap();
         };
-        say(*b"00O", "Running step name=prepare");
-        say(*b"00O", "Running step name=get_sources");
+        let begin = |say: &mut dyn FnMut([u8; 3], &str), name: &str, heading: &str| {
+            say(*b"00O", &format!("section_start:T:{name}\r\x1b[0K{heading}"));
+            say(*b"00O", &format!("Running step name={name}"));
+        };
+        let end_of = |say: &mut dyn FnMut([u8; 3], &str), name: &str| {
+            say(*b"00O", &format!("section_end:T:{name}\r\x1b[0K"));
+        };
+        begin(&mut say, "prepare", "Prepare");
+        end_of(&mut say, "prepare");
+        begin(&mut say, "get_sources", "Get sources");
         say(*b"01O", "Skipping Git repository setup");
-        say(*b"00O", "Running step name=step_script");
+        end_of(&mut say, "get_sources");
+        begin(&mut say, "step_script", "Step script");
         say(*b"01O", &format!("\x1b[32;1m$ {}\x1b[0;m", self.command));
         for line in 0..self.lines {
             say(*b"01O", &format!("{} out {line} \u{FFFD}ü", self.mark));
@@ -232,12 +242,15 @@ impl Work {
                 say(*b"01E", &format!("{} err {line}", self.mark));
             }
         }
+        end_of(&mut say, "step_script");
         if let Some(format) = self.artifact {
             let name = if format == "gzip" { "made.gz" } else { "made" };
-            say(*b"00O", "Running step name=upload_artifacts");
+            begin(&mut say, "upload_artifacts", "Upload artifacts");
             say(*b"01O", &format!("Uploaded 1 file as {name}"));
+            end_of(&mut say, "upload_artifacts");
         }
-        say(*b"00O", "Running step name=cleanup");
+        begin(&mut say, "cleanup", "Cleanup");
+        end_of(&mut say, "cleanup");
         if self.code != 0 && end == End::Natural {
             say(*b"00E", &format!("job failed: step \"step_script\": exec: exit status {}", self.code));
         }
@@ -268,6 +281,16 @@ impl Work {
             (found, _) => Err(format!("{} artifacts", found.len())),
         }
     }
+}
+
+/// Takes the times out of the marks of sections.
+fn without_times(text: &str) -> String {
+    let line = |line: &str| {
+        let mark = ["section_start:", "section_end:"].into_iter().find(|mark| line.starts_with(mark));
+        let name = mark.and_then(|mark| Some((mark, line.strip_prefix(mark)?.split_once(':')?.1)));
+        name.map_or_else(|| line.to_owned(), |(mark, name)| format!("{mark}T:{name}"))
+    };
+    text.split_inclusive('\n').map(line).collect()
 }
 
 /// Takes the words about a cut from the end of a text.
