@@ -110,7 +110,7 @@ pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
     let clock = Clock::start();
     let (news, reported) = unbounded_channel();
     let (messages, coming) = unbounded_channel();
-    let daemons = Arc::new(Daemons::new(state.path.join("daemon")));
+    let daemons = Arc::new(Daemons::new(state.own_daemon()));
     let programs = Arc::new(Programs::new());
     let engines = Engines { programs, state: state.id.clone(), config: state.path.join("docker") };
     let around = Surroundings { clock, daemons, engines, system_id, news };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use super::place::{environment, make_folder};
+use super::place::{DAEMON_SOCKET, environment, make_folder};
 use crate::client::{Address, Client, Options};
 use crate::error::Chain;
 use crate::files::tail;
@@ -84,7 +84,7 @@ impl Daemons {
 
     /// Returns the socket of the agent's own daemon, which listens.
     async fn ensure(&self, started: &mut Option<Started>) -> Result<Socket, String> {
-        let path = self.own.join("s.sock");
+        let path = self.own.join(DAEMON_SOCKET);
         let socket = Socket::named(&path).map_err(|error| error.to_string())?;
         if let Some(Ok(Some(_))) = started.as_mut().map(Started::ended) {
             *started = None;
@@ -117,7 +117,7 @@ impl Daemons {
         let log = OpenOptions::new().read(true).append(true).create(true).mode(0o600).clone();
         let log = log.open(self.own.join("log"))?;
         tail::keep(&log, MAX_LOG, KEPT_LOG)?;
-        let (socket, state) = (self.own.join("s.sock"), self.own.join("state"));
+        let (socket, state) = (self.own.join(DAEMON_SOCKET), self.own.join("state"));
         let words: [&OsStr; 11] = [
             "detach".as_ref(),
             "--".as_ref(),

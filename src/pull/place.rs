@@ -13,8 +13,11 @@ use crate::error::{Exit, Failure};
 use crate::store::Lock;
 use crate::store::socket::MAX_PATH;
 
-/// Path of the own daemon's socket below the state, as `daemons.rs` makes it.
-const SOCKET: &str = "daemon/s.sock";
+/// Folder of the agent's own daemon, below the state.
+const DAEMON: &str = "daemon";
+
+/// Socket of that daemon, in its folder.
+pub(super) const DAEMON_SOCKET: &str = "s.sock";
 
 /// Characters of a system id behind its prefix.
 const ID_LENGTH: usize = 12;
@@ -95,6 +98,11 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Returns the folder of the agent's own daemon.
+    pub(super) fn own_daemon(&self) -> PathBuf {
+        self.path.join(DAEMON)
+    }
+
     /// Makes the folder if need be, and takes its lock.
     pub(crate) fn take(path: PathBuf) -> Result<Self, Failure> {
         let cannot = |error: io::Error| {
@@ -102,7 +110,7 @@ impl State {
                 .with_remedy("name a folder that this user can write with --state-dir")
         };
         // A path that is too long never becomes usable, so the agent does not start with it.
-        let length = path.join(SOCKET).as_os_str().len();
+        let length = path.join(DAEMON).join(DAEMON_SOCKET).as_os_str().len();
         if length > MAX_PATH {
             let text = format!(
                 "the folder {} has too long a path: its socket would have {length} bytes, at most {MAX_PATH} are possible",
