@@ -67,7 +67,7 @@ const FEW_FILES: usize = 16;
 const SMALL_FILES: usize = 256 << 10;
 
 /// True if the actors' thread itself writes these files.
-pub(super) fn are_few_files(files: &[FileVariable]) -> bool {
+fn are_few_files(files: &[FileVariable]) -> bool {
     files.len() <= FEW_FILES && files.iter().map(|file| file.content.len()).sum::<usize>() <= SMALL_FILES
 }
 

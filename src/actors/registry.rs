@@ -5,7 +5,6 @@
 //! others wait and then see its outcome (service.md §3.1 "Races").
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use actix::Addr;
@@ -62,8 +61,8 @@ impl Drop for Pending {
 
 /// State of an id in the map.
 enum Slot {
-    /// A Run is being checked. If its job has begun, the keeper's events reach it, but no call sees it.
-    Reserved(Change, Option<(Arc<JobView>, Addr<JobActor>)>),
+    /// A Run is being checked.
+    Reserved(Change),
     /// A registered job, with its actor until it has ended.
     Present(Arc<JobView>, Option<Addr<JobActor>>),
     /// A job during its removal. Readers see it as before until it is gone.
@@ -78,12 +77,10 @@ pub(crate) struct Registry {
     keys: RwLock<HashMap<JobKey, JobId>>,
     /// Records that could not be read: their ids answer `data_loss` (service.md §6.4, 5).
     broken: Mutex<HashSet<JobKey>>,
-    /// Keeper events of jobs whose actors died, kept for their next actors, and of jobs that are not registered yet.
+    /// Keeper events of jobs whose actors died, kept for their next actors.
     held_back: Mutex<HashMap<JobKey, Vec<KeeperEvent>>>,
     /// Ids of finished jobs.
     pub(super) remembered: Mutex<Remembered>,
-    /// Number of reservations.
-    reserved: AtomicUsize,
 }
 
 /// Answer to [`Registry::reserve`].
@@ -105,33 +102,17 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Makes the keeper's events reach the job. Events about ends of steps and of the job are held back until it is
-    /// registered.
-    pub(super) fn begin(&self, view: &Arc<JobView>, job: &Addr<JobActor>) {
-        if let Some(Slot::Reserved(_, begun)) = self.registry.slots.write().get_mut(&self.id) {
-            *begun = Some((Arc::clone(view), job.clone()));
-        }
-        self.registry.keys.write().insert(view.key, self.id.clone());
-        self.registry.hold_back(view.key);
-    }
-
-    /// Turns the reservation into a registered job. Returns the keeper's events about it that were held back.
-    pub(super) fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) -> Vec<KeeperEvent> {
+    /// Turns the reservation into a registered job.
+    pub(super) fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) {
         self.registered = true;
-        let key = view.key;
         self.registry.insert(view, Some(job));
-        self.registry.hand_out(key)
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.registry.reserved.fetch_sub(1, Ordering::Relaxed);
         if !self.registered {
-            let key = self.id.key();
             self.registry.slots.write().remove(&self.id);
-            self.registry.keys.write().remove(&key);
-            drop(self.registry.hand_out(key));
         }
     }
 }
@@ -192,12 +173,11 @@ impl Registry {
         let mut slots = self.slots.write();
         match slots.get(id) {
             Some(Slot::Present(view, _)) => Reserve::Registered(Arc::clone(view)),
-            Some(Slot::Reserved(change, _)) => Reserve::Wait(change.clone()),
+            Some(Slot::Reserved(change)) => Reserve::Wait(change.clone()),
             Some(Slot::Removing(_, _, ongoing)) => Reserve::Wait(ongoing.change.clone()),
             None => {
                 let (pending, change) = Change::new();
-                slots.insert(id.clone(), Slot::Reserved(change, None));
-                self.reserved.fetch_add(1, Ordering::Relaxed);
+                slots.insert(id.clone(), Slot::Reserved(change));
                 let registry = Arc::clone(self);
                 Reserve::Granted(Reservation {
                     registry,
@@ -241,7 +221,7 @@ impl Registry {
         }
     }
 
-    /// Holds back keeper events of a job whose actor died, or that is not registered yet, until [`Self::hand_out`].
+    /// Holds back keeper events of a job whose actor died, until [`Self::hand_out`].
     pub(super) fn hold_back(&self, key: JobKey) {
         self.held_back.lock().entry(key).or_default();
     }
@@ -286,7 +266,7 @@ impl Registry {
     /// Resolves when the Run that is being checked under `id` has its answer. `None` if there is no such Run.
     pub(crate) fn reserved(&self, id: &JobId) -> Option<Change> {
         match self.slots.read().get(id)? {
-            Slot::Reserved(change, _) => Some(change.clone()),
+            Slot::Reserved(change) => Some(change.clone()),
             Slot::Present(..) | Slot::Removing(..) => None,
         }
     }
@@ -325,13 +305,12 @@ impl Registry {
         }
     }
 
-    /// Returns view and actor of the job with this key, for the keeper's events. Also finds a job that is not
-    /// registered yet.
+    /// Returns view and actor of the job with this key, for the keeper's events.
     pub(crate) fn by_key(&self, key: JobKey) -> Option<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let id = self.keys.read().get(&key)?.clone();
         match self.slots.read().get(&id)? {
             Slot::Present(view, job) | Slot::Removing(view, job, _) => Some((Arc::clone(view), job.clone())),
-            Slot::Reserved(_, begun) => begun.clone().map(|(view, job)| (view, Some(job))),
+            Slot::Reserved(_) => None,
         }
     }
 
@@ -349,20 +328,10 @@ impl Registry {
             .collect()
     }
 
-    /// Returns the jobs that have begun and are not registered yet.
-    pub(super) fn begun(&self) -> Vec<(Arc<JobView>, Addr<JobActor>)> {
-        let slots = self.slots.read();
-        let begun = slots.values().filter_map(|slot| match slot {
-            Slot::Reserved(_, begun) => begun.clone(),
-            Slot::Present(..) | Slot::Removing(..) => None,
-        });
-        begun.collect()
-    }
-
-    /// True if a job that has begun, or is registered, has not ended.
+    /// True if a registered job has not ended.
     pub(super) fn has_living(&self) -> bool {
         self.slots.read().values().any(|slot| match slot {
-            Slot::Reserved(_, begun) => begun.is_some(),
+            Slot::Reserved(_) => false,
             Slot::Present(view, _) | Slot::Removing(view, ..) => !view.is_ended(),
         })
     }
@@ -370,11 +339,6 @@ impl Registry {
     /// Returns the number of registered jobs and reservations.
     pub(crate) fn len(&self) -> usize {
         self.slots.read().len()
-    }
-
-    /// Returns the number of Runs that have no answer yet.
-    pub(super) fn unanswered_runs(&self) -> usize {
-        self.reserved.load(Ordering::Relaxed)
     }
 
     /// True if a Run has reserved an id with this key: its folder may exist already.

@@ -336,7 +336,7 @@ impl Handler<KeeperGone> for Supervisor {
         }
         let port = self.port.clone();
         let jobs = begun(&self.living());
-        if jobs.is_empty() && self.registry.begun().is_empty() {
+        if jobs.is_empty() {
             tracing::warn!("the keeper is gone; it ran no job");
         } else {
             tracing::error!("the keeper is gone; the jobs it ran are interrupted");
@@ -358,9 +358,6 @@ impl Handler<KeeperGone> for Supervisor {
                 if let Some(job) = job.filter(|_| !view.is_ended()) {
                     deliver(&job, KeeperLost);
                 }
-            }
-            for (_, job) in supervisor.registry.begun() {
-                deliver(&job, KeeperLost);
             }
         }));
     }
@@ -407,9 +404,6 @@ impl Supervisor {
             if let Some(job) = job {
                 deliver(&job, StorageLost(error.clone()));
             }
-        }
-        for (_, job) in self.registry.begun() {
-            deliver(&job, StorageLost(error.clone()));
         }
     }
 

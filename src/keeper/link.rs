@@ -204,16 +204,6 @@ impl KeeperLink {
         answered(self.queue(id, frame)?).await
     }
 
-    /// Sends a request and returns its reply to come. Requests sent later follow it.
-    pub fn ask_first(
-        &self,
-        request: Request,
-    ) -> Result<impl Future<Output = Result<Reply, LinkError>> + use<>, LinkError> {
-        let id = self.next_id();
-        let frame = encode(&ToKeeper { id, request })?;
-        self.queue(id, frame).map(answered)
-    }
-
     fn next_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
@@ -292,7 +282,7 @@ async fn answered(reply: ReplyToCome) -> Result<Reply, LinkError> {
 }
 
 /// True if a request takes too long to encode on the actors' thread.
-pub fn is_large(request: &Request) -> bool {
+fn is_large(request: &Request) -> bool {
     held_bytes(request) > LARGE
 }
 

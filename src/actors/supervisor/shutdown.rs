@@ -42,10 +42,9 @@ impl Handler<Shutdown> for Supervisor {
 }
 
 impl Supervisor {
-    /// Returns the jobs that have not ended, also those that have begun and are not registered yet.
+    /// Returns the jobs that have not ended.
     pub(super) fn living(&self) -> Vec<Arc<JobView>> {
-        let begun = self.registry.begun().into_iter().map(|(view, _)| view);
-        let all = self.registry.all().into_iter().map(|(view, _)| view).chain(begun);
+        let all = self.registry.all().into_iter().map(|(view, _)| view);
         all.filter(|view| !view.is_ended()).collect()
     }
 
