@@ -402,9 +402,9 @@ async fn die_with_an_unanswered_run(daemon: &mut Daemon, id: &str, steps: &str) 
         let run = request(id, steps);
         tokio::spawn(async move { client.try_run(run).await })
     };
-    let record = daemon.folder(id).join("journal");
-    patiently("the job to begin", async {
-        while !record.exists() {
+    let folder = daemon.folder(id);
+    patiently("the job's folder", async {
+        while !folder.exists() {
             tokio::task::yield_now().await;
         }
     })
