@@ -22,7 +22,7 @@ async fn fault_25_output_waits_for_space_and_goes_on_when_there_is_some() {
     client
         .run(
             "waits",
-            &format!("echo ready; {}; seq 1 20000; touch {}", wait_until_exists(&go), done.display()),
+            &format!("echo ready; {}; seq 1 30000; touch {}", wait_until_exists(&go), done.display()),
         )
         .await;
     client.run("silent", &format!("echo ready; {}; exit 7", wait_until_exists(&done))).await;
@@ -30,13 +30,13 @@ async fn fault_25_output_waits_for_space_and_goes_on_when_there_is_some() {
     client.prints("silent", "ready").await;
     let ballast = small.fill();
     std::fs::write(&go, "").unwrap();
-    // The pipe is full and nobody reads it, so the step is blocked.
+    // More than the pipe and one read of the keeper hold, 64 KiB each, so the step is blocked.
     let seen = client.log_so_far("waits").await;
     refused(client.try_run(request("new", &script("true"))).await, Code::ResourceExhausted, "disk_full");
     assert!(!done.exists());
     std::fs::remove_file(ballast).unwrap();
     assert_eq!(client.ended("waits").await.state(), State::Success);
-    assert_eq!(client.output("waits").await, format!("ready\n{}", numbered(20_000, "")));
+    assert_eq!(client.output("waits").await, format!("ready\n{}", numbered(30_000, "")));
     assert!(client.log("waits").await.starts_with(&seen));
     assert_eq!(client.ended("silent").await.exit_code, 7);
     assert_eq!(client.run_to_end("new", &script("echo new")).await.state(), State::Success);
