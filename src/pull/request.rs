@@ -113,7 +113,7 @@ pub(super) fn request(
     if let Some(limit) = record.time_limit {
         request = request.timeout(limit);
     }
-    if wants_sections(record) {
+    if job.trace_sections {
         request = request.trace_sections();
     }
     let tokens = job.dependencies.iter().filter_map(|dependency| dependency.token.clone());
@@ -123,12 +123,6 @@ pub(super) fn request(
     request = variables.into_iter().fold(request, Request::variable);
     let request = inputs.into_iter().fold(request, |request, (name, value)| request.input(name, value));
     Ok((request, stages))
-}
-
-/// Returns `features.trace_sections` of the payload.
-fn wants_sections(record: &Record) -> bool {
-    let payload = record.payload.as_deref().and_then(|payload| serde_json::from_str::<Json>(payload).ok());
-    payload.is_some_and(|payload| payload["features"]["trace_sections"] == true)
 }
 
 /// Returns the project's directory: one for each runner and concurrent job of the project.

@@ -52,6 +52,8 @@ pub struct Job {
     pub phrases: Vec<String>,
     /// Prefixes of tokens to mask.
     pub token_prefixes: Vec<String>,
+    /// True if the server wants marks of sections in the log (service.md §3.1).
+    pub trace_sections: bool,
     /// Notes for the user.
     pub messages: Vec<Message>,
 }

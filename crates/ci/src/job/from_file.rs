@@ -226,6 +226,7 @@ impl<'e> Evaluation<'e> {
             token: None,
             phrases: Vec::new(),
             token_prefixes: Vec::new(),
+            trace_sections: false,
             messages: self.messages(&settings),
             variables: variables.to_request(),
             settings,

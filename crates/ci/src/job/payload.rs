@@ -186,6 +186,8 @@ struct Credential {
 struct Features {
     #[serde(deserialize_with = "lenient")]
     token_mask_prefixes: Vec<String>,
+    #[serde(deserialize_with = "lenient")]
+    trace_sections: bool,
 }
 
 impl Features {
@@ -268,6 +270,7 @@ pub fn of_payload(text: &[u8]) -> Result<Job, PayloadError> {
             .map(|found| found.password)
             .filter(|text| !text.is_empty())
             .collect(),
+        trace_sections: fields.features.trace_sections,
         token_prefixes: fields.features.token_prefixes(),
         name: fields.job_info.name,
         stage: fields.job_info.stage,
