@@ -19,7 +19,7 @@ const INTERRUPTED: i32 = -4;
 const CANCELLED: i32 = -2;
 
 /// Number of looks at an environment whose daemon was told to stop.
-const LOOKS: usize = 5;
+const LOOKS: usize = 15;
 
 /// Facts about a job that its log does not tell.
 pub(super) struct OfJob {
@@ -41,12 +41,7 @@ pub(super) async fn follow(client: Client, id: JobId, offset: u64, of_job: OfJob
             Ok(LogEvent::Unfinished(_)) => continue,
             Ok(LogEvent::End(status)) => {
                 let mut end = end(&client, &id, &status, &stages).await;
-                if let Some(cause) = cause.filter(|_| end.code == INTERRUPTED) {
-                    end.message = cause;
-                } else if let (true, Some(environment)) = (end.is_stop, environment)
-                    && let Some(why) = why_stopped(&environment).await
-                {
-                    let message = format!("{why} while the job ran");
+                if let Some(message) = death(&end, cause, environment.as_deref()).await {
                     end = DaemonEnd { code: INTERRUPTED, failed: None, is_stop: false, message };
                 }
                 if events.send(Event::LogEnded).await.is_ok() {
@@ -62,6 +57,22 @@ pub(super) async fn follow(client: Client, id: JobId, offset: u64, of_job: OfJob
         if events.send(event).await.is_err() {
             return;
         }
+    }
+}
+
+/// Returns why the environment took its job along, if it did. A daemon that was asked to stop before the container ended
+/// has cancelled the job; one that was not finds its processes gone.
+async fn death(end: &DaemonEnd, known: Option<String>, environment: Option<&Environment>) -> Option<String> {
+    if !end.is_stop && end.code != INTERRUPTED {
+        return None;
+    }
+    match environment {
+        // The container was started again since, for the rest of the log: it shows no more why it ended.
+        _ if known.is_some() => known,
+        Some(environment) if end.is_stop => {
+            why_stopped(environment).await.map(|why| format!("{why} while the job ran"))
+        }
+        _ => None,
     }
 }
 

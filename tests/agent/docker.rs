@@ -280,6 +280,18 @@ fn a27_a_container_that_dies_fails_its_job_with_the_cause_and_the_rest_of_the_lo
 }
 
 #[test]
+fn a27_a_container_that_was_stopped_while_there_was_no_agent_fails_its_job_with_the_cause() {
+    let Some(mut engine) = Engine::start() else { return };
+    let job = engine.job(&json!(null), &[WAITS]);
+    let container = engine.container(job);
+    engine.scene.kill();
+    docker(&["stop", &container]);
+    engine.scene.start();
+    engine.fails(job, "runner_system_failure", "ended with exit code 0 while the job ran");
+    engine.is_empty();
+}
+
+#[test]
 fn a27_an_agent_that_dies_is_followed_by_the_next_in_each_phase() {
     let Some(mut engine) = Engine::with("wait_for_services_timeout = 600") else { return };
     engine.scene.start();
