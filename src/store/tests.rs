@@ -1,8 +1,10 @@
 //! Tests of the state folder, each in a folder of its own.
 
+#[cfg(feature = "failpoints")] // which brings the recorder of files
 mod crashes;
 mod file_vars;
 mod journal_model;
+#[cfg(feature = "failpoints")]
 mod power;
 mod recovery;
 mod removal;

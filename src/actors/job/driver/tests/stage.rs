@@ -285,7 +285,7 @@ impl Stage {
             return;
         }
         let Some(keeper) = &mut self.keeper else { return };
-        let Request::Record { seq, event, .. } = frame.request() else { panic!("no record") };
+        let Some(Request::Record { seq, event, .. }) = frame.request() else { panic!("no record") };
         let is_next = seq as usize == keeper.record.len() + 1;
         keeper.record.push(event);
         self.check(is_next, "the record has a hole");

@@ -1,0 +1,223 @@
+//! The actions that the core asks its shell to perform.
+//!
+//! The shell performs actions in the order in which [`Core::next_action`](super::Core::next_action) returns them.
+//! Some actions are questions, which an [`Event`](super::Event) answers. The actions that follow from an answer come
+//! before those that were requested after the question.
+
+use crate::protocol::{Closed, FromKeeper, HoldJob, KeeperError, Remembered, Reply, Request};
+use step_runner_log::journal::event::Event as JournalEvent;
+use step_runner_model::{ExitStatus, JobKey, LogChannel, Outcome, StepUsage};
+
+/// A job's number within this keeper. It is never reused, so a late event of a removed job finds no job.
+pub type Serial = u32;
+
+/// Address of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// Number of the connection.
+    pub connection: u32,
+    /// The request's id; 0 if no reply is wanted.
+    pub id: u64,
+}
+
+/// An action for the shell.
+pub enum Action {
+    /// Answer a request.
+    Reply {
+        /// Receiver of the reply.
+        to: ReplyTo,
+        /// The answer.
+        reply: Result<Reply, KeeperError>,
+    },
+    /// Answer Hello: the shell adds what it knows of the host.
+    Greet {
+        /// Receiver of the reply.
+        to: ReplyTo,
+        /// True if the daemon speaks our version. Only then can it make further requests and receive events.
+        is_understood: bool,
+        /// Jobs that a daemon can name.
+        jobs: Vec<JobKey>,
+        /// Finished ids.
+        remembered: Vec<Remembered>,
+        /// Key for digests of requests.
+        digest_key: [u8; 16],
+    },
+    /// Answer `ReadUsages`.
+    ReadUsages {
+        /// Receiver of the reply.
+        to: ReplyTo,
+        /// The requested jobs that the keeper holds.
+        jobs: Vec<(JobKey, Serial)>,
+    },
+    /// Perform a request that waited: call [`Core::perform`](super::Core::perform).
+    Perform {
+        /// Receiver of the reply.
+        to: ReplyTo,
+        /// The request.
+        request: Request,
+    },
+    /// Send an event to the daemon.
+    Tell(FromKeeper),
+    /// Send a line for the operator's log.
+    Notice(String),
+    /// Send all queued frames now, because what follows may take time.
+    Flush,
+    /// Open the log of a new job and prepare its phrases. The answer is a call of [`Core::held`](super::Core::held),
+    /// unless that fails: then the shell replies.
+    Hold {
+        /// Number of the new job.
+        serial: Serial,
+        /// Receiver of the reply.
+        to: ReplyTo,
+        /// The job.
+        hold: Box<HoldJob>,
+    },
+    /// Prepare further phrases of a job. The answer, now or later, is a call of
+    /// [`Core::prepared`](super::Core::prepared).
+    Prepare(Serial, Vec<Vec<u8>>),
+    /// The changes of a job are complete for now: call [`Core::settle`](super::Core::settle).
+    Settle(Serial),
+    /// The daemon said Bye: end all processes and this one.
+    Leave,
+    /// Perform an action for a job.
+    Job(Serial, JobAction),
+}
+
+/// An action for the shell that concerns one job.
+pub enum JobAction {
+    /// Write a line of the daemon or the keeper to the log.
+    Line(LogChannel, String),
+    /// Append an event to the job's journal.
+    Journal(JournalEvent),
+    /// Report unfinished lines from now on.
+    WatchUnfinished,
+    /// Start the process of a step ([`Job::request`](super::Job::request)). Answer: [`Event::Started`],
+    /// [`Event::Ordered`] or [`Event::StartFailed`].
+    ///
+    /// [`Event::Started`]: super::Event::Started
+    /// [`Event::Ordered`]: super::Event::Ordered
+    /// [`Event::StartFailed`]: super::Event::StartFailed
+    Start(u32),
+    /// Continue the reaper of a step, which owes news of its process: a process of the job may have stopped it.
+    WakeReaper(u32),
+    /// Describe the end of a step that has no process. Answer: [`Event::Over`](super::Event::Over).
+    NotStarted(u32, NotStarted),
+    /// End the output of a step, and describe its end. Answer: [`Event::Over`](super::Event::Over).
+    FinishStep(FinishStep),
+    /// Check if any process of the job is left. Answer: [`Event::Looked`](super::Event::Looked).
+    Look(Look),
+    /// Check if the processes that `steps` have left are gone. Answer: [`Event::LookedAtLeft`](super::Event::LookedAtLeft).
+    LookAtLeft {
+        /// The step that waits for that.
+        step: u32,
+        /// The steps that have left them.
+        steps: Vec<u32>,
+    },
+    /// Thaw the job's processes, so that they can handle signals.
+    Thaw,
+    /// Thaw each process that is left, as it has outlived SIGKILL.
+    ThawSurvivors,
+    /// Send SIGTERM to the processes of a running step.
+    Terminate(u32),
+    /// Send SIGTERM to the processes that these steps have left.
+    TerminateLeft(Vec<u32>),
+    /// Send SIGKILL to the processes of a step, or to those that it has left.
+    KillStep(u32),
+    /// Write the processes of running steps to the log, as a tree.
+    ShowProcesses(Vec<u32>),
+    /// Send SIGTERM to all processes that belong to no running step.
+    TerminateRest,
+    /// Send SIGKILL to all processes of the job.
+    Kill,
+    /// Read the pipes to their end and write the last lines. Answer: [`Event::EndWritten`](super::Event::EndWritten).
+    WriteEnd {
+        /// Last lines of the daemon.
+        lines: Vec<(LogChannel, String)>,
+        /// True if processes live that could not be killed.
+        has_survivors: bool,
+    },
+    /// Close the log, and give back what the job had. Answer: [`Event::LogClosed`](super::Event::LogClosed).
+    CloseLog {
+        /// The report so far.
+        closed: Closed,
+        /// Outcome to record, if no daemon is there to do it.
+        outcome: Option<Outcome>,
+    },
+    /// Record the end of a job that is closed, unless a daemon did.
+    RecordEnd(Outcome),
+}
+
+/// Facts about the process of a step that is over.
+pub struct FinishStep {
+    /// Number of the step.
+    pub step: u32,
+    /// Its name, for lines about it.
+    pub name: String,
+    /// How the process ended.
+    pub status: ExitStatus,
+    /// Use of resources, if the process was waited for.
+    pub usage: Option<StepUsage>,
+    /// True if the log is to name the processes that it left.
+    pub names_left: bool,
+}
+
+/// Reason why a step has no process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotStarted {
+    /// An end of the job was requested before.
+    Cancelled,
+    /// The reaper was killed before it could start it.
+    ReaperKilled,
+    /// The reaper did not start it before it was given up.
+    GivenUp,
+    /// The start failed.
+    Failed(StartFailure),
+}
+
+/// A failed start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartFailure {
+    /// See [`StepEnd::NotStarted`](crate::protocol::StepEnd::NotStarted).
+    pub what: &'static str,
+    /// The system's error number.
+    pub errno: i32,
+    /// True if the program is open for writing, which may pass.
+    pub is_busy: bool,
+}
+
+/// Reason why the core asks if any process of a job is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// The close begins; `true` if the job's processes were asked to end before.
+    Close(bool),
+    /// The next stage of the job's end is due.
+    End,
+    /// The running steps were given up.
+    GivenUp,
+    /// The left-over processes of this step are being killed.
+    Clear(u32),
+}
+
+/// The queue of actions, in the order in which they must be performed.
+#[derive(Default)]
+pub(super) struct Actions {
+    /// Actions added since the last one was taken.
+    fresh: Vec<Action>,
+    /// Actions added before, in reverse order: the next one is last.
+    waiting: Vec<Action>,
+}
+
+impl Actions {
+    pub(super) fn push(&mut self, action: Action) {
+        self.fresh.push(action);
+    }
+
+    pub(super) fn job(&mut self, serial: Serial, action: JobAction) {
+        self.push(Action::Job(serial, action));
+    }
+
+    pub(super) fn next(&mut self) -> Option<Action> {
+        self.waiting.extend(self.fresh.drain(..).rev());
+        self.waiting.pop()
+    }
+}

@@ -1,0 +1,86 @@
+//! The events of a job. The shell passes them to the core, as its own observations or as answers to actions.
+
+use std::time::Instant;
+
+use super::action::{Look, StartFailure};
+use crate::protocol::{Closed, KeeperSettings, LogStorage, StepOver};
+use step_runner_model::{ExitStatus, StepUsage};
+
+/// Something that has happened to a job. Steps are named by their number.
+pub enum Event {
+    /// It is the step's turn to be started.
+    Turn(u32),
+    /// The step's process runs.
+    Started(u32),
+    /// The job's reaper was told to start the step's process.
+    Ordered(u32),
+    /// The step's process could not be started.
+    StartFailed(u32, StartFailure),
+    /// The step's process has ended, and its reaper has to say how.
+    ExitSeen(u32),
+    /// The step's process has ended, and its pipes were read as far as that goes.
+    Exited {
+        /// The step.
+        step: u32,
+        /// How it ended.
+        status: ExitStatus,
+        /// Use of resources, if the process was waited for.
+        usage: Option<StepUsage>,
+        /// True if no process holds its pipes any more.
+        is_drained: bool,
+    },
+    /// A pipe of the step was read.
+    Read {
+        /// The step.
+        step: u32,
+        /// True if bytes came.
+        came: bool,
+        /// True if no process holds its pipes any more.
+        is_drained: bool,
+    },
+    /// Answer to `NotStarted` and `FinishStep`.
+    Over(StepOver),
+    /// Answer to `Look`: true if no process of the job is left.
+    Looked(Look, bool),
+    /// Processes of the job have ended, so an end that waits for them continues at once.
+    Fewer,
+    /// Answer to `LookAtLeft`: true if nothing is left that this step waits for.
+    LookedAtLeft(u32, bool),
+    /// A reaper of the job is dead, and so is the process of the step that it held, if there was one.
+    ReaperLost(Option<u32>),
+    /// The disk accepts the log again.
+    DiskTakes,
+    /// Answer to `WriteEnd`.
+    EndWritten(Closed),
+    /// Answer to `CloseLog`.
+    LogClosed(Closed),
+    /// Work for a step may be due.
+    StepsDue,
+    /// Work for the job's end may be due.
+    EndDue,
+}
+
+/// The job's log as the shell sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogView {
+    /// Inode of the file.
+    pub inode: u64,
+    /// Bytes written.
+    pub len: u64,
+    /// State of the disk for this log.
+    pub storage: LogStorage,
+}
+
+impl LogView {
+    /// True while the disk refuses bytes.
+    pub const fn is_waiting(&self) -> bool {
+        matches!(self.storage, LogStorage::Waiting { .. })
+    }
+}
+
+/// The facts beside the state and the event on which a decision depends.
+pub(super) struct Moment<'a> {
+    pub(super) now: Instant,
+    pub(super) log: LogView,
+    pub(super) settings: &'a KeeperSettings,
+}

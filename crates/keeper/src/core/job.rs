@@ -1,0 +1,277 @@
+//! One job as the keeper holds it: its record, its steps' processes, its end, and what the daemon was told of it.
+
+use std::time::{Duration, Instant};
+
+use super::action::{Action, Actions, JobAction, Look, Serial};
+use super::closing::Closing;
+use super::ending::Ending;
+use super::event::{Event, LogView, Moment};
+use super::gate::Blocked;
+use super::process::{Process, Stage};
+use super::record::Record;
+use super::stopping::Clearance;
+use crate::protocol::{
+    Closed, FromKeeper, HeldJob, HoldJob, LogStorage, Reply, SecretBytes, SpawnStep, StepOver,
+};
+use step_runner_log::journal::event::Event as JournalEvent;
+use step_runner_model::{JobKey, LogChannel};
+
+/// Stage of a job's removal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// The daemon knows it.
+    Held,
+    /// The daemon has forgotten it; its processes may live.
+    Dropped,
+    /// The daemon has forgotten it, and no process is left.
+    Gone,
+}
+
+/// The events of the job, and the operations done: the daemon may ask for both again.
+struct Ledger {
+    record: Record,
+    /// See [`HoldJob::brief`].
+    brief: Vec<u8>,
+    /// Largest `op` done.
+    last_op: u32,
+}
+
+/// State that was last reported to the daemon.
+struct Told {
+    /// State of the log's storage.
+    storage: LogStorage,
+    /// Length of the log.
+    len: u64,
+    /// True if a greater length is about to be reported.
+    is_pending: bool,
+}
+
+/// A held job.
+pub struct Job {
+    pub(super) serial: Serial,
+    key: JobKey,
+    tag: u128,
+    ledger: Ledger,
+    told: Told,
+    /// Steps whose end was not reported yet.
+    pub(super) processes: Vec<Process>,
+    pub(super) over: Vec<StepOver>,
+    /// What steps wait for before their next attempts.
+    pub(super) clearances: Vec<Clearance>,
+    /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
+    pub(super) last_step: Option<(u32, Duration)>,
+    /// Set once an end of the job was requested.
+    pub(super) ending: Option<Ending>,
+    pub(super) closing: Option<Closing>,
+    pub(super) closed: Option<Closed>,
+    pub(super) presence: Presence,
+    /// Set while phrases are being prepared: requests for the job wait.
+    pub(super) gate: Option<Box<Blocked>>,
+    /// True if the log was empty when the keeper took the job, so that no dead keeper has written to it.
+    pub(super) is_log_new: bool,
+    /// Time at which the job's timer is due.
+    pub(super) timer: Option<Instant>,
+}
+
+impl Job {
+    /// Creates a job whose log is in the state `log`.
+    pub(super) fn new(serial: Serial, hold: &mut HoldJob, log: LogView) -> Self {
+        let mut record = Record::default();
+        record.push(std::mem::take(&mut hold.record));
+        Self {
+            serial,
+            key: hold.key,
+            tag: hold.tag,
+            ledger: Ledger { record, brief: std::mem::take(&mut hold.brief), last_op: 0 },
+            told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
+            processes: Vec::new(),
+            over: Vec::new(),
+            clearances: Vec::new(),
+            last_step: None,
+            ending: None,
+            closing: None,
+            closed: None,
+            presence: Presence::Held,
+            gate: None,
+            is_log_new: log.len == 0,
+            timer: None,
+        }
+    }
+
+    /// Returns the key by which the daemon names the job.
+    pub const fn key(&self) -> JobKey {
+        self.key
+    }
+
+    /// Returns the value of `STEP_RUNNER_JOB` in the job's processes.
+    pub const fn tag(&self) -> u128 {
+        self.tag
+    }
+
+    /// True if the daemon has forgotten the job. The key may then belong to a new job.
+    pub fn is_dropped(&self) -> bool {
+        self.presence != Presence::Held
+    }
+
+    /// True once the end of the job was asked for.
+    pub(super) const fn is_ended(&self) -> bool {
+        self.ending.is_some() || self.closing.is_some() || self.closed.is_some()
+    }
+
+    /// True once its log is closed.
+    pub const fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
+    /// True while its phrases are being prepared.
+    pub const fn is_blocked(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    /// True if the process of a step has ended, and its pipes are still read.
+    pub fn is_draining(&self, step: u32) -> bool {
+        let draining = |process: &Process| matches!(process.stage, Stage::Draining { .. });
+        self.processes.iter().any(|process| process.step == step && draining(process))
+    }
+
+    /// Returns the request to start the process of a step. `None` once the process runs.
+    pub fn request(&self, step: u32) -> Option<&SpawnStep> {
+        self.processes.iter().find(|process| process.step == step)?.request()
+    }
+
+    /// Handles an event.
+    pub(super) fn on(&mut self, event: Event, at: &Moment<'_>, out: &mut Actions) {
+        match event {
+            Event::Turn(step) => self.turn(step, out),
+            Event::Started(step) => self.started(step),
+            Event::Ordered(step) => self.ordered(step, at),
+            Event::StartFailed(step, failure) => self.start_failed(step, failure, at, out),
+            Event::ExitSeen(step) => self.wake(step, at, out),
+            Event::Exited { step, status, usage, is_drained } => {
+                self.exited(step, status, usage, at);
+                self.read(step, false, is_drained, at, out);
+            }
+            Event::Read { step, came, is_drained } => self.read(step, came, is_drained, at, out),
+            Event::Over(over) => self.step_over(over, at, out),
+            Event::Looked(Look::Clear(step), is_empty) => self.looked_at_left(step, is_empty, at, out),
+            Event::Looked(look, is_empty) => self.looked(look, is_empty, at, out),
+            Event::LookedAtLeft(step, is_empty) => self.looked_for(step, is_empty, at, out),
+            Event::Fewer => {
+                self.end_anew(at);
+                self.clear_anew(at.now);
+            }
+            Event::ReaperLost(step) => self.reaper_lost(step, out),
+            Event::DiskTakes => self.disk_takes(at),
+            Event::EndWritten(closed) => self.end_written(closed, at, out),
+            Event::LogClosed(closed) => self.log_closed(closed, out),
+            Event::StepsDue => {
+                self.steps_due(at, out);
+                self.clearances_due(at, out);
+            }
+            Event::EndDue => self.check_end(at, out),
+        }
+    }
+
+    /// Returns the reply to Hold.
+    pub(super) const fn held(log: LogView) -> Reply {
+        Reply::Held { log_inode: log.inode, log_len: log.len }
+    }
+
+    /// Returns the reply to Resume. Also tells the daemon if the disk refuses the log.
+    pub(super) fn resumed(&self, log: LogView, out: &mut Actions) -> Reply {
+        if self.told.storage != LogStorage::Fine {
+            self.tell_storage(out);
+        }
+        Reply::Resumed(Box::new(HeldJob {
+            tag: self.tag,
+            brief: SecretBytes(self.ledger.brief.clone()),
+            events: self.ledger.record.count(),
+            record_len: self.ledger.record.len(),
+            last_op: self.ledger.last_op,
+            over: self.over.clone(),
+            running: self.processes.iter().map(|process| process.step).collect(),
+            closed: self.closed.clone(),
+            log_inode: log.inode,
+            log_len: log.len,
+        }))
+    }
+
+    /// Appends an event to the record, unless the record holds it already.
+    pub(super) fn record(&mut self, seq: u32, event: Vec<u8>) {
+        if seq == self.ledger.record.count() {
+            self.ledger.record.push(event);
+        }
+    }
+
+    /// Returns the reply to `ReadRecord`.
+    pub(super) fn record_piece(&self, offset: u64) -> Reply {
+        Reply::Piece(SecretBytes(self.ledger.record.piece(offset)))
+    }
+
+    /// True if `op` is new. The operation counts as done from then on.
+    pub(super) const fn is_new(&mut self, op: u32) -> bool {
+        let new = op > self.ledger.last_op;
+        if new {
+            self.ledger.last_op = op;
+        }
+        new
+    }
+
+    /// Marks the last `op` as not done: a later daemon that repeats it gets the error too.
+    pub(super) const fn take_back_op(&mut self) {
+        self.ledger.last_op = self.ledger.last_op.saturating_sub(1);
+    }
+
+    /// Reports changes to the daemon. True if the log has grown and its new length must be reported soon.
+    pub(super) fn settle(&mut self, log: LogView, out: &mut Actions) -> bool {
+        if self.closed.is_some() {
+            return false;
+        }
+        if log.storage != self.told.storage {
+            self.told.storage = log.storage;
+            self.tell_storage(out);
+        }
+        let has_grown = log.len != self.told.len && !self.told.is_pending;
+        self.told.is_pending |= has_grown;
+        has_grown
+    }
+
+    /// Notes that this length of the log is reported to the daemon, and returns it.
+    pub(super) const fn tell_len(&mut self, len: u64) -> u64 {
+        self.told.is_pending = false;
+        self.told.len = len;
+        len
+    }
+
+    fn tell_storage(&self, out: &mut Actions) {
+        self.tell(FromKeeper::Storage { key: self.key, storage: self.told.storage }, out);
+    }
+
+    /// Sends the daemon a message about this job, unless the job is dropped. The daemon has forgotten a dropped job,
+    /// and a new job may have its key.
+    pub(super) fn tell(&self, message: FromKeeper, out: &mut Actions) {
+        if !self.is_dropped() {
+            out.push(Action::Tell(message));
+        }
+    }
+
+    /// Appends an event to the job's journal, unless the job is dropped. The journal of a dropped job is removed, or
+    /// belongs to a new job.
+    pub(super) fn journal(&self, event: JournalEvent, out: &mut Actions) {
+        if !self.is_dropped() {
+            out.job(self.serial, JobAction::Journal(event));
+        }
+    }
+
+    pub(super) fn line(&self, kind: LogChannel, text: String, out: &mut Actions) {
+        out.job(self.serial, JobAction::Line(kind, text));
+    }
+
+    /// Returns when the job next has something to do.
+    pub(super) fn due(&self, log: LogView) -> Option<Instant> {
+        let due =
+            |process: &Process| process.due(log.is_waiting()).into_iter().chain(process.stop_due()).min();
+        let steps = self.processes.iter().filter_map(due).min();
+        steps.into_iter().chain(self.clearance_due()).chain(self.end_due()).min()
+    }
+}

@@ -1,0 +1,265 @@
+//! The daemon's requests (see [`crate::protocol`]): each is done once, and in order.
+
+use std::time::Instant;
+
+use super::action::{Action, JobAction, ReplyTo, Serial};
+use super::event::Moment;
+use super::gate::Blocked;
+use super::job::Job;
+use super::state::{Body, Core, Held};
+use crate::protocol::{HoldJob, KeeperError, KeeperSettings, PROTOCOL_VERSION, Remembered, Reply, Request};
+use step_runner_log::mask::MaskWarning;
+use step_runner_model::{JobKey, LogChannel};
+
+impl<B: Body> Core<B> {
+    /// Performs a request of the present connection.
+    pub fn perform(&mut self, to: ReplyTo, request: Request, now: Instant) {
+        match request {
+            Request::Hello { version, settings, digest_key } => {
+                self.hello(to, version, settings, digest_key, now);
+            }
+            Request::Hold(hold) => self.hold(to, hold),
+            Request::Remember(remembered) => {
+                self.remember(remembered, now);
+                self.reply(to, Ok(Reply::Done));
+            }
+            Request::ReadUsages { keys } => {
+                let held = |key: JobKey| Some((key, *self.by_key.get(&key)?));
+                let jobs = keys.into_iter().filter_map(held).collect();
+                self.actions.push(Action::ReadUsages { to, jobs });
+            }
+            Request::Bye => {
+                self.reply(to, Ok(Reply::Done));
+                self.actions.push(Action::Leave);
+            }
+            request => self.perform_for_job(to, request, now),
+        }
+    }
+
+    fn reply(&mut self, to: ReplyTo, reply: Result<Reply, KeeperError>) {
+        self.actions.push(Action::Reply { to, reply });
+    }
+
+    fn hello(
+        &mut self,
+        to: ReplyTo,
+        version: u32,
+        settings: KeeperSettings,
+        digest_key: [u8; 16],
+        now: Instant,
+    ) {
+        // A daemon of another version gets the reply and nothing else: its attempts must not keep jobs alive that it
+        // cannot serve.
+        let is_understood = version == PROTOCOL_VERSION;
+        if is_understood {
+            self.settings = settings;
+            self.alone_since = None;
+        }
+        let digest_key = *self.digest_key.get_or_insert(digest_key);
+        self.forget_remembered(now);
+        let mut jobs: Vec<(JobKey, Serial)> =
+            self.by_key.iter().map(|(key, serial)| (*key, *serial)).collect();
+        jobs.sort_unstable_by_key(|(_, serial)| *serial);
+        self.actions.push(Action::Greet {
+            to,
+            is_understood,
+            jobs: jobs.into_iter().map(|(key, _)| key).collect(),
+            remembered: self.remembered.iter().map(|(remembered, _)| *remembered).collect(),
+            digest_key,
+        });
+    }
+
+    fn hold(&mut self, to: ReplyTo, hold: Box<HoldJob>) {
+        let known = self.by_key.get(&hold.key).and_then(|serial| self.jobs.get_mut(serial));
+        match known.map(|held| (held.body.log(), &mut held.job.gate)) {
+            Some((_, Some(blocked))) => blocked.requests.push_back((to, Request::Hold(hold))),
+            Some((log, None)) => self.reply(to, Ok(Job::held(log))),
+            None => {
+                self.last_serial += 1;
+                self.actions.push(Action::Hold { serial: self.last_serial, to, hold });
+            }
+        }
+    }
+
+    /// Takes the job `serial`, whose log is open. `prepared` has the warnings about its phrases. `None` means that
+    /// the phrases are still being prepared, and requests about the job wait for [`Core::prepared`].
+    pub fn held(
+        &mut self,
+        serial: Serial,
+        to: ReplyTo,
+        mut hold: Box<HoldJob>,
+        body: B,
+        prepared: Option<&[MaskWarning]>,
+    ) {
+        let log = body.log();
+        let mut job = Job::new(serial, &mut hold, log);
+        if prepared.is_none() {
+            job.gate = Some(Box::new(Blocked::new(to, true)));
+        }
+        self.by_key.insert(hold.key, serial);
+        self.jobs.insert(serial, Box::new(Held { job, body }));
+        if let Some(warnings) = prepared {
+            self.warn_of_held(serial, warnings);
+            self.reply(to, Ok(Job::held(log)));
+            if !warnings.is_empty() {
+                self.actions.push(Action::Settle(serial));
+            }
+        }
+    }
+
+    /// Performs a request about a job, or queues it behind the preparation of the job's phrases.
+    fn perform_for_job(&mut self, to: ReplyTo, request: Request, now: Instant) {
+        let Some(serial) = key_of(&request).and_then(|key| self.by_key.get(&key).copied()) else {
+            // Dropping a job that is not held succeeds.
+            let done = matches!(request, Request::Drop { .. });
+            return self.reply(to, if done { Ok(Reply::Done) } else { Err(KeeperError::UnknownJob) });
+        };
+        match self.jobs.get_mut(&serial).and_then(|held| held.job.gate.as_mut()) {
+            Some(blocked) if !blocked.lets_pass(&request) => blocked.requests.push_back((to, request)),
+            _ => self.perform_now(to, serial, request, now),
+        }
+    }
+
+    fn perform_now(&mut self, to: ReplyTo, serial: Serial, request: Request, now: Instant) {
+        let Some(held) = self.jobs.get_mut(&serial) else { return };
+        let (job, log, out) = (&mut held.job, held.body.log(), &mut self.actions);
+        let mut reply = Reply::Done;
+        match request {
+            Request::Record { seq, event, .. } => job.record(seq, event),
+            Request::Resume { .. } => reply = job.resumed(log, out),
+            Request::ReadRecord { offset, .. } => reply = job.record_piece(offset),
+            Request::WatchUnfinished { .. } => out.job(serial, JobAction::WatchUnfinished),
+            Request::Stop { step, grace, .. } => job.stop_step(step, grace, now, out),
+            Request::Clear { step, steps, grace, .. } => job.clear(step, steps, grace, now, out),
+            Request::ShowProcesses { op, steps, .. } => {
+                if job.is_new(op) {
+                    out.job(serial, JobAction::ShowProcesses(steps));
+                }
+            }
+            Request::Drop { key } => {
+                self.by_key.remove(&key);
+                // Nobody opens the gate of a job that is gone, so answer the requests that wait behind it here.
+                if let Some(blocked) = job.gate.take() {
+                    for to in std::iter::once(blocked.asker).chain(blocked.requests.iter().map(|(to, _)| *to))
+                    {
+                        out.push(Action::Reply { to, reply: Err(KeeperError::UnknownJob) });
+                    }
+                }
+                job.drop_job(&Moment { now, log, settings: &self.settings }, out);
+            }
+            Request::Line { op, kind, text, .. } => {
+                if job.is_new(op) {
+                    job.line(kind, text, out);
+                }
+            }
+            Request::Spawn(spawn) => {
+                let step = spawn.step;
+                if !job.has_started(step) && job.spawn(spawn, out) {
+                    self.starts.push_back((serial, step));
+                }
+            }
+            Request::Close { op, leftover_grace, lines, .. } => {
+                if job.is_new(op) {
+                    job.close(leftover_grace, lines, None, now, out);
+                }
+            }
+            Request::Phrases { op, phrases, .. } => {
+                if job.is_new(op) {
+                    job.gate = Some(Box::new(Blocked::new(to, false)));
+                    return out.push(Action::Prepare(serial, phrases));
+                }
+            }
+            Request::Hold(_) => reply = Job::held(log),
+            Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => {
+                return;
+            }
+        }
+        self.reply(to, Ok(reply));
+        self.actions.push(Action::Settle(serial));
+    }
+
+    /// Opens the gate of a job: its phrases are in use or cannot be used. Performs its waiting requests.
+    pub fn prepared(&mut self, serial: Serial, prepared: Result<&[MaskWarning], String>, now: Instant) {
+        let Some(held) = self.jobs.get_mut(&serial) else { return };
+        let (job, log) = (&mut held.job, held.body.log());
+        let Some(blocked) = job.gate.take() else { return };
+        let reply = match prepared {
+            Ok(warnings) if blocked.is_new => {
+                self.warn_of_held(serial, warnings);
+                Ok(Job::held(log))
+            }
+            Ok(warnings) => {
+                self.warn(serial, warnings);
+                Ok(Reply::Done)
+            }
+            Err(text) => {
+                if blocked.is_new {
+                    self.by_key.remove(&job.key());
+                    job.drop_job(&Moment { now, log, settings: &self.settings }, &mut self.actions);
+                } else {
+                    job.take_back_op();
+                }
+                Err(KeeperError::Masking(text))
+            }
+        };
+        self.reply(blocked.asker, reply);
+        self.actions.push(Action::Settle(serial));
+        for (to, request) in blocked.requests {
+            self.actions.push(Action::Perform { to, request });
+        }
+    }
+
+    /// Writes the warnings about a job that was just taken, unless its log has them from a dead keeper.
+    fn warn_of_held(&mut self, serial: Serial, warnings: &[MaskWarning]) {
+        if self.jobs.get(&serial).is_some_and(|held| held.job.is_log_new) {
+            self.warn(serial, warnings);
+        }
+    }
+
+    /// Writes warnings about phrases to the operator's log, and to the job's log if they concern the job
+    /// (masking.md §8).
+    fn warn(&mut self, serial: Serial, warnings: &[MaskWarning]) {
+        let Some(held) = self.jobs.get(&serial) else { return };
+        for warning in warnings {
+            self.actions.push(Action::Notice(format!("job {}: {warning}", held.job.key())));
+            if warning.is_for_job() {
+                held.job.line(LogChannel::Err, format!("warning: {warning}"), &mut self.actions);
+            }
+        }
+    }
+
+    fn remember(&mut self, remembered: Remembered, now: Instant) {
+        self.remembered.add(remembered.key, remembered.digest, (remembered, now));
+        self.forget_remembered(now);
+    }
+
+    /// Drops remembered ids above the limits on number and age.
+    fn forget_remembered(&mut self, now: Instant) {
+        let (max, limit) = (self.settings.max_remembered as usize, self.settings.remember_for);
+        // Age since we were told, as the wall clock may jump (faults.md row 63).
+        let is_old = |(_, told): &(Remembered, Instant)| now.saturating_duration_since(*told) > limit;
+        while self.remembered.oldest().is_some_and(is_old) || self.remembered.len() > max {
+            self.remembered.forget_oldest();
+        }
+    }
+}
+
+/// Returns the job that a request is about.
+const fn key_of(request: &Request) -> Option<JobKey> {
+    match request {
+        Request::Record { key, .. }
+        | Request::Phrases { key, .. }
+        | Request::Line { key, .. }
+        | Request::Stop { key, .. }
+        | Request::Clear { key, .. }
+        | Request::ShowProcesses { key, .. }
+        | Request::Close { key, .. }
+        | Request::Drop { key }
+        | Request::Resume { key }
+        | Request::WatchUnfinished { key }
+        | Request::ReadRecord { key, .. } => Some(*key),
+        Request::Hold(hold) => Some(hold.key),
+        Request::Spawn(spawn) => Some(spawn.key),
+        Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => None,
+    }
+}

@@ -1,0 +1,116 @@
+//! Ends of single steps while their job goes on (flow.md §3.1, §4): a stop of a running step, and the end of what earlier
+//! steps have left.
+
+use std::time::{Duration, Instant};
+
+use super::action::{Actions, JobAction};
+use super::ending::Ending;
+use super::event::Moment;
+use super::job::Job;
+use crate::protocol::FromKeeper;
+
+/// The end of what some steps have left.
+pub(super) struct Clearance {
+    /// The step that waits for it.
+    step: u32,
+    /// The steps that have left it.
+    steps: Vec<u32>,
+    ending: Ending,
+    /// True once the processes were asked to end.
+    is_asked: bool,
+}
+
+impl Job {
+    /// Asks a step to end, and kills it after `grace`. A shorter grace wins, a longer one is ignored. A step that is not
+    /// started yet does not start.
+    pub(super) fn stop_step(&mut self, step: u32, grace: Duration, now: Instant, out: &mut Actions) {
+        let Some(process) = self.process(step) else { return };
+        let is_first = process.stop.is_none();
+        let stop = process.stop.get_or_insert_with(|| Ending::new(now, grace));
+        stop.shorten(grace);
+        stop.rest();
+        if is_first && process.has_process() {
+            out.job(self.serial, JobAction::Thaw);
+            out.job(self.serial, JobAction::Terminate(step));
+        }
+    }
+
+    /// Performs the next stage of the end of a step, if it is due.
+    pub(super) fn climb_stop(&mut self, index: usize, at: &Moment<'_>, out: &mut Actions) {
+        let Some(process) = self.processes.get_mut(index) else { return };
+        if process.stop_due().is_none_or(|due| due > at.now) {
+            return;
+        }
+        let (step, Some(stop)) = (process.step, &mut process.stop) else { return };
+        let rung = stop.check(at.now, false, at.settings.kill_wait);
+        if rung.again {
+            out.job(self.serial, JobAction::ThawSurvivors);
+        }
+        if rung.kill {
+            out.job(self.serial, JobAction::KillStep(step));
+        }
+        if rung.given_up {
+            self.give_up_step(step, out);
+        }
+    }
+
+    /// Ends what `steps` have left, first gently, for a step that waits for it. Told once for each step that waits, however
+    /// often it is asked for.
+    pub(super) fn clear(
+        &mut self,
+        step: u32,
+        steps: Vec<u32>,
+        grace: Duration,
+        now: Instant,
+        out: &mut Actions,
+    ) {
+        if self.is_ended() || self.clearances.iter().any(|clearance| clearance.step == step) {
+            return;
+        }
+        let ending = Ending::new(now, grace);
+        out.job(self.serial, JobAction::LookAtLeft { step, steps: steps.clone() });
+        self.clearances.push(Clearance { step, steps, ending, is_asked: false });
+    }
+
+    /// Takes the answer whether anything is left that `step` waits for.
+    pub(super) fn looked_for(&mut self, step: u32, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
+        let Some(index) = self.clearances.iter().position(|clearance| clearance.step == step) else { return };
+        let Some(clearance) = self.clearances.get_mut(index) else { return };
+        let steps = clearance.steps.clone();
+        if !is_empty && !std::mem::replace(&mut clearance.is_asked, true) {
+            out.job(self.serial, JobAction::Thaw);
+            out.job(self.serial, JobAction::TerminateLeft(steps.clone()));
+        }
+        let rung = clearance.ending.check(at.now, is_empty, at.settings.kill_wait);
+        if is_empty || rung.given_up {
+            self.clearances.swap_remove(index);
+            return self.tell(FromKeeper::Cleared { key: self.key(), step }, out);
+        }
+        if rung.again {
+            out.job(self.serial, JobAction::ThawSurvivors);
+        }
+        if rung.kill {
+            for step in steps {
+                out.job(self.serial, JobAction::KillStep(step));
+            }
+        }
+    }
+
+    /// Looks again for what steps wait for, where that is due.
+    pub(super) fn clearances_due(&self, at: &Moment<'_>, out: &mut Actions) {
+        for clearance in self.clearances.iter().filter(|clearance| clearance.ending.check_at() <= at.now) {
+            let (step, steps) = (clearance.step, clearance.steps.clone());
+            out.job(self.serial, JobAction::LookAtLeft { step, steps });
+        }
+    }
+
+    /// Returns when a look is due.
+    pub(super) fn clearance_due(&self) -> Option<Instant> {
+        self.clearances.iter().map(|clearance| clearance.ending.check_at()).min()
+    }
+
+    /// Looks at once for what steps wait for, as processes of the job have ended.
+    pub(super) fn clear_anew(&mut self, now: Instant) {
+        self.clearances.iter_mut().for_each(|clearance| clearance.ending.hurry(now));
+    }
+}

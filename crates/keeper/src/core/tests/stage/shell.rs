@@ -1,0 +1,216 @@
+//! The shell in the property tests: its answers, its complaints, and the time that passes.
+
+use std::time::Instant;
+
+use super::{Running, Stage};
+use crate::core::{Action, Event, FinishStep, JobAction, Look, Serial, StartFailure};
+use crate::protocol::{Closed, FromKeeper, Reply, StepEnd, StepOver};
+use step_runner_model::{ExitStatus, FinishedProcess};
+use step_runner_process::cgroup::Usage;
+
+impl Stage {
+    /// Lets the time pass until `until`, with all timers on the way.
+    pub(super) fn pass(&mut self, until: Instant) {
+        let mut turns = 0;
+        while let Some(next) = self.core.next_timer().filter(|next| *next <= until) {
+            self.now = self.now.max(next);
+            for serial in self.core.due(self.now) {
+                self.tell(serial, Event::StepsDue);
+                self.tell(serial, Event::EndDue);
+            }
+            turns += 1;
+            if turns > 20_000 {
+                self.wrongs.push("the timers do not come to rest".to_owned());
+                return;
+            }
+        }
+        self.now = self.now.max(until);
+        let FromKeeper::Lengths(told) = self.core.take_lengths(self.now) else { return };
+        for closed in self.core.all().filter(|held| held.job.is_closed()) {
+            if told.iter().any(|(key, _)| *key == closed.job.key()) {
+                self.wrongs.push("a length is told of a job that is closed".to_owned());
+            }
+        }
+    }
+
+    pub(super) fn act(&mut self, action: Action) {
+        match action {
+            Action::Job(serial, action) => {
+                if let Some(answer) = self.perform(serial, action) {
+                    self.core.on(serial, answer, self.now);
+                }
+            }
+            Action::Reply { to, reply } => {
+                *self.replies.entry(to.id).or_default() += 1;
+                if let Ok(Reply::Resumed(held)) = reply
+                    && held.events != 1
+                {
+                    self.wrongs.push("the record has grown".to_owned());
+                }
+            }
+            Action::Greet { to, .. } | Action::ReadUsages { to, .. } => {
+                *self.replies.entry(to.id).or_default() += 1;
+            }
+            Action::Perform { to, request } => self.core.perform(to, request, self.now),
+            Action::Tell(told) => self.hear(told),
+            Action::Hold { serial, to, hold } => {
+                self.serials.insert(serial, hold.key.0[0]);
+                self.core.held(serial, to, hold, super::Count::default(), Some(&[]));
+            }
+            Action::Prepare(serial, _) if self.prepares_later => self.preparing.push(serial),
+            Action::Prepare(serial, _) => self.core.prepared(serial, Ok(&[]), self.now),
+            Action::Settle(serial) => drop(self.core.settle(serial)),
+            Action::Notice(_) | Action::Flush | Action::Leave => {}
+        }
+    }
+
+    /// Hears what the daemon is told. It has forgotten dropped jobs.
+    fn hear(&mut self, told: FromKeeper) {
+        let (FromKeeper::StepOver { key, .. }
+        | FromKeeper::Cleared { key, .. }
+        | FromKeeper::Closed { key, .. }
+        | FromKeeper::Storage { key, .. }) = &told
+        else {
+            return;
+        };
+        let job = key.0[0];
+        let stopped: Vec<u32> =
+            self.body(job).map(|body| body.stops.keys().copied().collect()).unwrap_or_default();
+        let Some(daemon) = self.jobs.get_mut(&job) else {
+            return self.wrongs.push(format!("{told:?} of a job that was dropped"));
+        };
+        match told {
+            FromKeeper::StepOver { over, .. } => {
+                *daemon.over.entry(over.step).or_default() += 1;
+                let is_success = matches!(over.end, StepEnd::Exited(status) if status.is_success());
+                let is_last = daemon.last_step.take_if(|step| *step == over.step).is_some();
+                let is_free = daemon.first_end.is_none() && !stopped.contains(&over.step);
+                let should = is_last && is_success && over.left == 0 && is_free;
+                if over.closes != should {
+                    self.wrongs.push(format!("{over:?} closes its job: {}", over.closes));
+                }
+                daemon.closes |= over.closes;
+                if daemon.closed > 0 && !matches!(over.end, StepEnd::NotStarted { .. }) {
+                    self.wrongs.push(format!("{over:?} behind the end of its job"));
+                }
+            }
+            FromKeeper::Cleared { step, .. } if !daemon.clears.contains(&step) => {
+                self.wrongs.push(format!("step {step} waits for nothing"));
+            }
+            FromKeeper::Closed { .. } => {
+                daemon.closed += 1;
+                let open = daemon.steps.iter().find(|step| !daemon.over.contains_key(step));
+                if let Some(step) = open {
+                    self.wrongs.push(format!("the job is closed before step {step} is over"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn perform(&mut self, serial: Serial, action: JobAction) -> Option<Event> {
+        let (now, leftover_keep) = (self.now, self.core.settings().leftover_keep);
+        let body = &mut self.core.get_mut(serial)?.body;
+        let is_alive = !body.running.is_empty() || body.left.values().any(|left| *left > 0);
+        let stops = body.stops.clone();
+        let is_early = |step: &u32| stops.get(step).is_some_and(|stop| now < stop.kill_at);
+        let wrong = match &action {
+            JobAction::Start(_) if body.is_ended => Some("a start behind the request to end"),
+            JobAction::Start(step) if body.stops.contains_key(step) => {
+                Some("a start behind the request to stop")
+            }
+            JobAction::KillStep(step)
+                if is_early(step) && body.running.iter().any(|run| run.step == *step) =>
+            {
+                Some("SIGKILL of a step within its grace")
+            }
+            JobAction::Kill if leftover_keep && body.kill_at.is_none_or(|at| now < at) => {
+                Some("SIGKILL within the grace")
+            }
+            JobAction::Line(..) | JobAction::WriteEnd { .. } if body.is_closed => {
+                Some("a line in a closed log")
+            }
+            JobAction::WriteEnd { has_survivors, .. } if *has_survivors != is_alive => {
+                Some("survivors are not what is said of them")
+            }
+            _ => None,
+        };
+        self.wrongs.extend(wrong.map(str::to_owned));
+        match action {
+            JobAction::Line(..) => body.log.len += 10,
+            JobAction::Start(step) if body.whims.is_busy => {
+                body.whims.is_busy = false;
+                let failure = StartFailure { what: "exec", errno: 26, is_busy: true };
+                return Some(Event::StartFailed(step, failure));
+            }
+            JobAction::Start(step) => {
+                body.running.push(Running { step, is_deaf: body.whims.is_deaf });
+                return Some(Event::Started(step));
+            }
+            JobAction::NotStarted(step, _) => return Some(Event::Over(not_started(step))),
+            JobAction::FinishStep(finish) => {
+                // A process that nothing ends lives on.
+                let before = body.running.len();
+                body.running.retain(|run| run.step != finish.step);
+                *body.left.entry(finish.step).or_default() += (before - body.running.len()) as u8;
+                return Some(Event::Over(exited(&finish, body.left.values().sum())));
+            }
+            JobAction::Look(Look::Clear(step)) => {
+                let is_empty = body.left.get(&step).is_none_or(|left| *left == 0);
+                return Some(Event::Looked(Look::Clear(step), is_empty));
+            }
+            JobAction::LookAtLeft { step, steps } => {
+                let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
+                return Some(Event::LookedAtLeft(step, is_empty));
+            }
+            JobAction::TerminateLeft(steps) if !body.whims.is_stuck => {
+                body.left.retain(|step, _| !steps.contains(step));
+            }
+            JobAction::KillStep(step) if !body.whims.is_stuck => {
+                body.left.remove(&step);
+                let killed = body.running.extract_if(.., |run| run.step == step);
+                self.dead.extend(killed.map(|run| (serial, run.step, ExitStatus::Signal(9))));
+            }
+            JobAction::Look(look) => {
+                // Signals have worked when somebody looks.
+                return Some(Event::Looked(look, !is_alive));
+            }
+            JobAction::Terminate(step) => {
+                let obeys =
+                    body.running.iter().any(|run| run.step == step && !run.is_deaf && !body.whims.is_stuck);
+                if obeys {
+                    body.running.retain(|run| run.step != step);
+                    self.dead.push((serial, step, ExitStatus::Signal(15)));
+                }
+            }
+            JobAction::Kill if !body.whims.is_stuck => {
+                body.left.clear();
+                let killed = std::mem::take(&mut body.running);
+                self.dead.extend(killed.into_iter().map(|run| (serial, run.step, ExitStatus::Signal(9))));
+            }
+            JobAction::WriteEnd { .. } => {
+                body.log.len += 100;
+                return Some(Event::EndWritten(Closed::default()));
+            }
+            JobAction::CloseLog { closed, .. } => {
+                body.is_closed = true;
+                return Some(Event::LogClosed(closed));
+            }
+            _ => {}
+        }
+        None
+    }
+}
+
+fn not_started(step: u32) -> StepOver {
+    over(step, StepEnd::NotStarted { what: "cancelled".to_owned(), errno: 125 }, 0)
+}
+
+fn exited(finish: &FinishStep, left: u8) -> StepOver {
+    over(finish.step, StepEnd::Exited(finish.status), u32::from(left))
+}
+
+fn over(step: u32, end: StepEnd, left: u32) -> StepOver {
+    let ran = FinishedProcess { ended: 0, log_len: 0, usage: None };
+    StepOver { step, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
+}

@@ -1,0 +1,15 @@
+//! What daemon, keeper and commands have of the operating system, except processes.
+//!
+//! - [`clock`] is the time, which a test can steer;
+//! - [`files`] makes every operation on files of ours;
+//! - [`threads`] are for work that would hold up a thread that serves;
+//! - [`signal`] hears the signals of operators;
+//! - [`failpoint`] are the places where a test makes all of these fail.
+//!
+//! The crate may use `model` only. It knows no job, no log and no format of a file.
+
+pub mod clock;
+pub mod failpoint;
+pub mod files;
+pub mod signal;
+pub mod threads;
