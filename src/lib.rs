@@ -7,18 +7,14 @@
 pub mod actors;
 mod app;
 mod bootstrap;
-pub mod builtin;
 pub mod cli;
 mod custom_executor;
-pub mod fetch;
 pub mod grpc;
 mod logging;
-pub mod oci;
 mod proxy;
 mod pull;
 pub mod store;
 mod systemd;
-pub mod web;
 
 // The crates below this one.
 pub use step_runner_agent as agent;
@@ -36,3 +32,5 @@ pub use step_runner_model::error;
 pub use step_runner_process as process;
 pub use step_runner_proto as pb;
 pub use step_runner_system::{clock, failpoint, files, signal, threads};
+pub use step_runner_transfer::{builtin, fetch, oci};
+pub use step_runner_web as web;

@@ -16,10 +16,8 @@ mod state_dir;
 mod steps;
 mod synced;
 
-use std::ffi::CString;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub use close::close_interrupted;
@@ -71,17 +69,6 @@ pub(crate) fn make_work_dir(path: &Path) -> Result<(), StoreError> {
         Some(broken) => StoreError::new("follow the symbolic link", path)(broken),
         None => StoreError::new("make the directory", path)(error),
     })
-}
-
-/// Removes a folder of ours beside the jobs (the cache of fetched trees) with all its contents, however deep.
-pub(crate) fn remove_all(path: &Path) -> Result<(), StoreError> {
-    let removed = match (path.parent(), path.file_name().map(|name| CString::new(name.as_bytes()))) {
-        (Some(parent), Some(Ok(name))) => {
-            files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name))
-        }
-        _ => Err(io::ErrorKind::InvalidInput.into()),
-    };
-    removed.map_err(StoreError::new("remove", path))
 }
 
 /// Reads a whole file as [`files::read_file`] does, with the retries of [`believed`].
