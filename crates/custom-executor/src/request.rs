@@ -11,8 +11,8 @@ use super::environment::JobVariables;
 use super::identity::digest;
 use super::job_response::JobResponse;
 use super::shell;
-use crate::client::Request;
-use crate::model::{JobId, Variable};
+use step_runner_client::Request;
+use step_runner_model::{JobId, Variable};
 
 /// Maximum number of bytes of all variables of a request (service.md §3.7).
 const MAX_VARIABLES: usize = 8 << 20;
@@ -51,7 +51,7 @@ const LOOK: &str = r#"[ -r "$1" ]"#;
 
 /// Way in which a script gets to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivery {
+pub enum Delivery {
     /// The daemon sees the file under the same path.
     Path,
     /// The script is a part of the request.
@@ -204,7 +204,7 @@ mod tests {
     fn documents_are_accepted_as_they_are() {
         for delivery in [Delivery::Path, Delivery::Inline] {
             let text = request(b"x", delivery).unwrap().steps().to_owned();
-            crate::lang::document::parse_request(&text, "x").unwrap();
+            step_runner_lang::document::parse_request(&text, "x").unwrap();
         }
     }
 

@@ -11,9 +11,9 @@ use super::identity::Identity;
 use super::processes::Processes;
 use super::state::{AttemptFolder, Owner};
 use super::{Driver, cleanup, processes};
-use crate::error::{Exit, Failure};
-use crate::process::detached::{self, ProcessInfo};
-use crate::process::sweep::Process;
+use step_runner_model::error::{Exit, Failure};
+use step_runner_process::detached::{self, ProcessInfo};
+use step_runner_process::sweep::Process;
 
 /// Longest time between two looks of a watcher at the Runner and its calls. An attempt may stay for so much longer.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::environment::seconds;
-use crate::ci::job::secrets_of_payload;
+use step_runner_ci::job::secrets_of_payload;
 
 /// Limits of a request: number of phrases, bytes of one, and bytes of all (masking.md §8).
 const MAX_PHRASES: usize = 4_096;

@@ -3,8 +3,8 @@
 use super::processes::Processes;
 use super::state::AttemptFolder;
 use super::{Driver, private};
-use crate::error::{Exit, Failure};
-use crate::process::detached;
+use step_runner_model::error::{Exit, Failure};
+use step_runner_process::detached;
 
 /// Maximum number of restarts of a daemon in one stage.
 const MAX_STARTS: u32 = 3;

@@ -1,8 +1,8 @@
 //! Extracts the bytes that a stage wrote from the daemon's log (custom-executor.md §7.1, logs.md §7). Pure.
 
-use crate::log::frame::LogChannel;
-use crate::log::line::{Check, Entry, Line, Live, Parser};
-use crate::log::words::ENDS;
+use step_runner_log::frame::LogChannel;
+use step_runner_log::line::{Check, Entry, Line, Live, Parser};
+use step_runner_log::words::ENDS;
 
 /// Bytes to pass on. The caller writes and clears them.
 #[derive(Debug, Default, PartialEq, Eq)]

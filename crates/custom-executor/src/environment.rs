@@ -12,60 +12,60 @@ const MAX_TIMEOUT: Duration = Duration::from_hours(31 * 24);
 
 /// The environment of a call.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Environment {
+pub struct Environment {
     /// The job's private directory; `None` if unset or empty.
-    pub(crate) tmpdir: Option<PathBuf>,
+    pub tmpdir: Option<PathBuf>,
     /// Exit codes by which the Runner tells failures apart.
-    pub(crate) codes: Codes,
+    pub codes: Codes,
     /// File from which the Runner reads the exit code of a failed build, if it does. It is removed and written, so it
     /// always lies below `tmpdir`.
-    pub(crate) code_file: Option<PathBuf>,
+    pub code_file: Option<PathBuf>,
     /// File for the exit code that is not below `tmpdir`. It is left alone.
-    pub(crate) foreign_code_file: Option<PathBuf>,
+    pub foreign_code_file: Option<PathBuf>,
     /// File with the job as GitLab sent it, if the Runner names one.
-    pub(crate) job_response: Option<PathBuf>,
+    pub job_response: Option<PathBuf>,
     /// Variables of the job.
-    pub(crate) job: JobVariables,
+    pub job: JobVariables,
     /// True if no variable of a job is set, so no Runner has started this.
-    pub(crate) by_hand: bool,
+    pub by_hand: bool,
 }
 
 /// Variables of the job. Its author can set them, so they are never trusted. Absent ones are empty.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct JobVariables {
+pub struct JobVariables {
     /// `CI_JOB_ID`.
-    pub(crate) id: String,
+    pub id: String,
     /// `CI_PIPELINE_ID`.
-    pub(crate) pipeline_id: String,
+    pub pipeline_id: String,
     /// `CI_PROJECT_ID`.
-    pub(crate) project_id: String,
+    pub project_id: String,
     /// `CI_PROJECT_PATH_SLUG`.
-    pub(crate) project_slug: String,
+    pub project_slug: String,
     /// `CI_CONCURRENT_ID`.
-    pub(crate) concurrent_id: String,
+    pub concurrent_id: String,
     /// `CI_CONCURRENT_PROJECT_ID`.
-    pub(crate) concurrent_project_id: String,
+    pub concurrent_project_id: String,
     /// `CI_RUNNER_SHORT_TOKEN`.
-    pub(crate) runner_short: String,
+    pub runner_short: String,
     /// `CI_SERVER_URL`.
-    pub(crate) server_url: String,
+    pub server_url: String,
     /// `CI_BUILDS_DIR`: known after `config`.
-    pub(crate) builds_dir: String,
+    pub builds_dir: String,
     /// `CI_JOB_TIMEOUT`, at most a month; `None` if unknown.
-    pub(crate) timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// True if it names an image or services, which this executor does not provide.
-    pub(crate) wants_containers: bool,
+    pub wants_containers: bool,
 }
 
 /// Exit codes by which the Runner tells failures apart (custom-executor.md §2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Codes {
+pub struct Codes {
     /// Code of a failure of the build.
-    pub(crate) build: u8,
+    pub build: u8,
     /// Code of a failure of the system.
-    pub(crate) system: u8,
+    pub system: u8,
     /// True if the Runner did not give two numbers in 1..=255. Then both codes are today's defaults.
-    pub(crate) assumed: bool,
+    pub assumed: bool,
 }
 
 impl Default for Codes {
@@ -86,7 +86,7 @@ impl Codes {
 
 impl Environment {
     /// Reads `variables`, the whole environment.
-    pub(crate) fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+    pub fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut found = Self { by_hand: true, ..Self::default() };
         let (mut build, mut system) = (None, None);
         for (name, value) in variables {

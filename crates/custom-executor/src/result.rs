@@ -3,12 +3,12 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use crate::client::{Error, Loss};
-use crate::pb::v1;
+use step_runner_client::{Error, Loss};
+use step_runner_proto::v1;
 
 /// End of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// It has succeeded.
     Success,
     /// Its script has failed, with this exit code (128 + signal).
@@ -21,7 +21,7 @@ pub(crate) enum Verdict {
 
 impl Verdict {
     /// Returns the verdict on a job that has ended. `asked` is true if the Runner has told us to end it.
-    pub(crate) fn of(status: &v1::Status, asked: bool) -> Self {
+    pub fn of(status: &v1::Status, asked: bool) -> Self {
         let with_message = |what: &str| {
             let why = if status.message.is_empty() { "" } else { ": " };
             Self::System(format!("{what}{why}{}", status.message))
@@ -38,7 +38,7 @@ impl Verdict {
     }
 
     /// Returns the verdict on a job whose end is not known.
-    pub(crate) fn unknown(error: &Error) -> Self {
+    pub fn unknown(error: &Error) -> Self {
         Self::System(match error {
             Error::Lost { loss: Loss::Finished { .. }, .. } => {
                 "the stage was ended and removed by someone else: by cleanup, or by a client that called finish".to_owned()
@@ -53,11 +53,11 @@ impl Verdict {
 }
 
 pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    crate::error::Chain(error).to_string()
+    step_runner_model::error::Chain(error).to_string()
 }
 
 /// Writes the exit code for the Runner, whole or not at all. After a failure the Runner takes the code for 1.
-pub(crate) fn write_code(file: &Path, code: u8) -> std::io::Result<()> {
+pub fn write_code(file: &Path, code: u8) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let temporary = folder.join(format!(".step-runner-code-{}", std::process::id()));
     // An earlier process with our pid may have left one.
@@ -73,7 +73,7 @@ pub(crate) fn write_code(file: &Path, code: u8) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::JobId;
+    use step_runner_model::JobId;
 
     fn status(exit_code: i32) -> v1::Status {
         v1::Status { finished: true, exit_code, message: "why".into(), ..Default::default() }

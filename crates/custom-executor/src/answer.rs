@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::templates::expand;
 use super::{Driver, private};
-use crate::error::{Exit, Failure};
+use step_runner_model::error::{Exit, Failure};
 
 pub(super) fn answer(driver: &Driver) -> Result<String, Failure> {
     let options = &driver.options;

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, geteuid};
 
 use super::state::AttemptFolder;
-use crate::process::detached::{self, ProcessInfo};
-use crate::process::group;
-use crate::process::sweep::{self, Process};
+use step_runner_process::detached::{self, ProcessInfo};
+use step_runner_process::group;
+use step_runner_process::sweep::{self, Process};
 
 /// First words of the arguments of every call.
 const CALL: &[u8] = b"custom-executor";
@@ -277,7 +277,7 @@ pub(super) fn has_call(private_dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::custom_executor::identity::Identity;
+    use crate::identity::Identity;
 
     fn line(words: &[&str]) -> Vec<Vec<u8>> {
         words.iter().map(|word| word.as_bytes().to_vec()).collect()

@@ -9,11 +9,11 @@ use super::processes::Processes;
 use super::result::chain;
 use super::state::{AttemptFolder, Lock};
 use super::{Driver, LIFETIME, LIFETIME_MARGIN};
-use crate::client::Address;
-use crate::error::{Exit, Failure};
-use crate::net::{Socket, is_peer};
-use crate::process::detached::{Detached, Started};
-use crate::process::sweep::Process;
+use step_runner_client::Address;
+use step_runner_client::net::{Socket, is_peer};
+use step_runner_model::error::{Exit, Failure};
+use step_runner_process::detached::{Detached, Started};
+use step_runner_process::sweep::Process;
 
 /// Variables of `job_env`: the folder of the attempt, and the prefix of all its ids.
 pub(super) const STATE_VARIABLE: &str = "STEP_RUNNER_CE_STATE";

@@ -16,10 +16,10 @@ use super::request::{self, Stage};
 use super::result::{Verdict, chain, write_code};
 use super::signals::{EndRequest, Runner};
 use super::{AttemptDaemon, Delivery, Driver, FINISH_TIME, LOOK_TIME, finish, guardian, no_id, submit};
-use crate::client::{Client, Error, Event, Request};
-use crate::error::{Exit, Failure};
-use crate::model::JobId;
-use crate::pb::v1;
+use step_runner_client::{Client, Error, Event, Request};
+use step_runner_model::JobId;
+use step_runner_model::error::{Exit, Failure};
+use step_runner_proto::v1;
 
 /// Exit codes by which shells say that there is no such script.
 const NO_SCRIPT: [u8; 3] = [2, 126, 127];

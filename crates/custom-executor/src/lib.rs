@@ -36,17 +36,17 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) use environment::Environment;
-pub(crate) use request::Delivery;
-pub(crate) use result::{Verdict, write_code};
+pub use environment::Environment;
+pub use request::Delivery;
+pub use result::{Verdict, write_code};
 
-use crate::client::{self, Address, Client};
-use crate::error::{Exit, Failure};
-use crate::model::{JobId, ProcessInfo};
-use crate::process::parent;
 use identity::Identity;
 use job_response::JobResponse;
 use state::{AttemptFolder, Owner};
+use step_runner_client::{Address, Client};
+use step_runner_model::error::{Exit, Failure};
+use step_runner_model::{JobId, ProcessInfo};
+use step_runner_process::parent;
 
 /// Bytes of the Runner's job file that are read at most.
 const MAX_JOB_RESPONSE: u64 = 32 << 20;
@@ -65,52 +65,52 @@ const LOOK_TIME: Duration = Duration::from_mins(1);
 
 /// Options that an operator chooses (custom-executor.md §1).
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+pub struct Options {
     /// Address of the daemon; `None` for a private one for each job.
-    pub(crate) address: Option<String>,
+    pub address: Option<String>,
     /// Template of the builds directory.
-    pub(crate) builds_dir: Option<String>,
+    pub builds_dir: Option<String>,
     /// Template of the cache directory.
-    pub(crate) cache_dir: Option<String>,
+    pub cache_dir: Option<String>,
     /// True if no other job shares the environment.
-    pub(crate) isolated: bool,
+    pub isolated: bool,
     /// Shell of the scripts that the Runner writes.
-    pub(crate) shell: Option<String>,
+    pub shell: Option<String>,
     /// Host name of the daemon's environment.
-    pub(crate) hostname: Option<String>,
+    pub hostname: Option<String>,
     /// Root of the folders of attempts.
-    pub(crate) state_dir: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
     /// Way in which scripts get to the daemon.
-    pub(crate) delivery: Option<Delivery>,
+    pub delivery: Option<Delivery>,
     /// Time to reach the daemon.
-    pub(crate) connect_timeout: Duration,
+    pub connect_timeout: Duration,
     /// Time to reach it again after a connection was lost during a stage.
-    pub(crate) reconnect_timeout: Duration,
+    pub reconnect_timeout: Duration,
     /// Time in which a private daemon must listen.
-    pub(crate) start_timeout: Duration,
+    pub start_timeout: Duration,
     /// Longest wait for a place in a full queue.
-    pub(crate) admission_timeout: Duration,
+    pub admission_timeout: Duration,
     /// Time between the first signal and the forced end.
-    pub(crate) cancel_grace: Duration,
+    pub cancel_grace: Duration,
     /// True to send everything to standard output.
-    pub(crate) merge_streams: bool,
+    pub merge_streams: bool,
     /// Time without a Runner and without a call after which an attempt is ended and removed.
-    pub(crate) abandon_after: Duration,
+    pub abandon_after: Duration,
     /// True to keep the folder of the attempt.
-    pub(crate) keep: bool,
+    pub keep: bool,
 }
 
 /// One call of the Runner.
 #[derive(Clone, Debug)]
-pub(crate) struct Driver {
+pub struct Driver {
     /// Options of the operator.
-    pub(crate) options: Options,
+    pub options: Options,
     /// Environment that the Runner gives.
-    pub(crate) environment: Environment,
+    pub environment: Environment,
     /// `XDG_RUNTIME_DIR` of the Runner.
-    pub(crate) runtime_dir: Option<PathBuf>,
+    pub runtime_dir: Option<PathBuf>,
     /// Prints a message.
-    pub(crate) say: fn(&str),
+    pub say: fn(&str),
 }
 
 /// The daemon of an attempt.
@@ -122,34 +122,30 @@ struct AttemptDaemon {
 
 impl Driver {
     /// Returns the answer to `config`, one JSON object (custom-executor.md §5).
-    pub(crate) fn config(&self) -> Result<String, Failure> {
+    pub fn config(&self) -> Result<String, Failure> {
         answer::answer(self)
     }
 
     /// Makes the folder, starts or reaches the daemon, and looks at its environment. Returns a line about the daemon
     /// (custom-executor.md §6).
-    pub(crate) async fn prepare(&self) -> Result<String, Failure> {
+    pub async fn prepare(&self) -> Result<String, Failure> {
         prepare::prepare(self).await
     }
 
     /// Lets the daemon run a stage, and passes its output on (custom-executor.md §7). After [`Exit::Usage`] a
     /// repetition is useless.
-    pub(crate) async fn run(&self, script: &Path, stage: &str) -> Result<Verdict, Failure> {
+    pub async fn run(&self, script: &Path, stage: &str) -> Result<Verdict, Failure> {
         Box::pin(stage::run(self, script, stage)).await
     }
 
     /// Runs the private daemon with `options` for `serve`. Ends and removes the attempt when it has no
     /// Runner any more (custom-executor.md §9.1). Returns the exit code of a daemon that has failed.
-    pub(crate) async fn watch(
-        &self,
-        runner: Option<ProcessInfo>,
-        options: Vec<OsString>,
-    ) -> Result<u8, Failure> {
+    pub async fn watch(&self, runner: Option<ProcessInfo>, options: Vec<OsString>) -> Result<u8, Failure> {
         abandoned::watch(self, runner, options).await
     }
 
     /// Removes what other attempts have left that have no Runner any more.
-    pub(crate) async fn remove_abandoned(&self) -> Result<(), Failure> {
+    pub async fn remove_abandoned(&self) -> Result<(), Failure> {
         let state = self.state(&self.identity()?)?;
         abandoned::remove_all(self, &state).await;
         Ok(())
@@ -157,7 +153,7 @@ impl Driver {
 
     /// Ends everything that is left of the attempt. Returns a text for each thing that could not be ended
     /// (custom-executor.md §9).
-    pub(crate) async fn cleanup(&self) -> Result<Vec<String>, Failure> {
+    pub async fn cleanup(&self) -> Result<Vec<String>, Failure> {
         cleanup::cleanup(self).await
     }
 
@@ -200,7 +196,7 @@ impl Driver {
 
     fn named_address(&self) -> Result<Option<Address>, Failure> {
         let parse = |text: &String| {
-            text.parse().map_err(|error: client::AddressError| Failure::new(Exit::Usage, error))
+            text.parse().map_err(|error: step_runner_client::AddressError| Failure::new(Exit::Usage, error))
         };
         self.options.address.as_ref().map(parse).transpose()
     }
@@ -217,9 +213,10 @@ impl Driver {
         Ok(AttemptDaemon { address: private::address(state)?, private: true })
     }
 
-    async fn connect(&self, address: Address) -> Result<Client, client::Error> {
+    async fn connect(&self, address: Address) -> Result<Client, step_runner_client::Error> {
         let Options { connect_timeout, reconnect_timeout, .. } = self.options;
-        Client::connect_with(address, client::Options { connect_timeout, reconnect_timeout }).await
+        Client::connect_with(address, step_runner_client::Options { connect_timeout, reconnect_timeout })
+            .await
     }
 
     fn delivery(&self, daemon: &AttemptDaemon) -> Delivery {
@@ -257,15 +254,15 @@ impl Driver {
 /// Submits a job. Waits up to `admission` for room in the queue.
 async fn submit(
     client: &Client,
-    request: &client::Request,
+    request: &step_runner_client::Request,
     admission: Duration,
-) -> Result<(), client::Error> {
+) -> Result<(), step_runner_client::Error> {
     const LONGEST: Duration = Duration::from_secs(10);
     let start = tokio::time::Instant::now();
     let mut pause = Duration::from_millis(500);
     loop {
         match client.run(request).await {
-            Err(client::Error::TryLater(_)) if start.elapsed() < admission => {
+            Err(step_runner_client::Error::TryLater(_)) if start.elapsed() < admission => {
                 tokio::time::sleep(pause.min(admission.saturating_sub(start.elapsed()))).await;
                 pause = (pause * 2).min(LONGEST);
             }
@@ -290,6 +287,6 @@ fn read_bounded(path: &Path, max: u64) -> std::io::Result<Vec<u8>> {
     Ok(content)
 }
 
-fn no_id(error: crate::model::InvalidId) -> Failure {
+fn no_id(error: step_runner_model::InvalidId) -> Failure {
     Failure::new(Exit::Defect, error)
 }

@@ -9,9 +9,9 @@ use tokio::time::{Instant, timeout_at};
 use super::processes::{self, Processes};
 use super::state::{AttemptFolder, Lock};
 use super::{Driver, abandoned, private, result};
-use crate::client::{Address, Client, Options};
-use crate::error::Failure;
-use crate::model::JobId;
+use step_runner_client::{Address, Client, Options};
+use step_runner_model::JobId;
+use step_runner_model::error::Failure;
 
 /// Time to reach a shared daemon and to list its jobs, each. It may be far away.
 const CONNECT_TIME: Duration = Duration::from_secs(10);

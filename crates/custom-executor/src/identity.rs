@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::model::{InvalidId, JobId};
+use step_runner_model::{InvalidId, JobId};
 
 /// Longest path component that serves as a name unchanged.
 const MAX_COMPONENT: usize = 64;

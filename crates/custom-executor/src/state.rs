@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::{Identity, digest, is_nonce};
 use super::result::chain;
-use crate::error::{Exit, Failure};
-use crate::files::{self, CWD};
-use crate::net::MAX_SOCKET_PATH;
-use crate::process::detached::ProcessInfo;
+use step_runner_client::net::MAX_SOCKET_PATH;
+use step_runner_model::error::{Exit, Failure};
+use step_runner_process::detached::ProcessInfo;
+use step_runner_system::files::{self, CWD};
 
 /// Bytes of a private daemon's log above which it is cut.
 const MAX_LOG: u64 = 1 << 20;

@@ -9,8 +9,8 @@ use super::state::{AttemptFolder, Lock, Meta};
 use super::{
     AttemptDaemon, Delivery, Driver, LOOK_TIME, abandoned, cleanup, finish, no_id, private, request, submit,
 };
-use crate::client::{Address, Client, Event};
-use crate::error::{Exit, Failure};
+use step_runner_client::{Address, Client, Event};
+use step_runner_model::error::{Exit, Failure};
 
 pub(super) async fn prepare(driver: &Driver) -> Result<String, Failure> {
     let identity = driver.identity()?;

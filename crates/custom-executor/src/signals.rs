@@ -3,8 +3,8 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::error::{Exit, Failure};
-use crate::process::parent;
+use step_runner_model::error::{Exit, Failure};
+use step_runner_process::parent;
 
 /// SIGTERM, SIGINT and SIGHUP, caught from the creation of this value on.
 struct Signals {
