@@ -12,7 +12,6 @@ pub mod grpc;
 mod logging;
 mod proxy;
 mod pull;
-pub mod store;
 mod systemd;
 
 // The crates below this one.
@@ -31,6 +30,7 @@ pub use step_runner_model as model;
 pub use step_runner_model::error;
 pub use step_runner_process as process;
 pub use step_runner_proto as pb;
+pub use step_runner_store as store;
 pub use step_runner_system::{clock, failpoint, files, signal, threads};
 pub use step_runner_transfer::{builtin, fetch, oci};
 pub use step_runner_web as web;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use imports::Imports;
 
 /// Modules that the root crate re-exports from the crates below it.
-const CRATES: [&str; 27] = [
+const CRATES: [&str; 28] = [
     "model",
     "ci",
     "error",
@@ -27,6 +27,7 @@ const CRATES: [&str; 27] = [
     "insight",
     "custom_executor",
     "keeper",
+    "store",
     "web",
     "oci",
     "fetch",
@@ -122,7 +123,6 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     BTreeMap::from([
         ("systemd", vec!["process", "error"]),
         ("logging", vec!["config", "files", "error"]),
-        ("store", vec!["model", "journal", "log", "variables", "files", "failpoint", "error"]),
         ("actors", actors.clone()),
         ("grpc", grpc.clone()),
         ("app", app.clone()),

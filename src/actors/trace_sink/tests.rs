@@ -1,5 +1,7 @@
 //! Storing and following of step results and events.
 
+use std::cell::RefCell;
+
 use super::*;
 use crate::model::{JobId, StepStatus};
 use crate::process::host::this_process;
@@ -19,6 +21,18 @@ fn ended() -> (tempfile::TempDir, JobFolder, Arc<TraceFeed>) {
     (dir, folder, feed)
 }
 
+/// Returns the records of a job's `steps` in their order.
+fn step_records(folder: &JobFolder) -> Vec<Vec<u8>> {
+    let records = RefCell::new(Vec::new());
+    folder
+        .read_steps_of(|record| {
+            records.borrow_mut().push(record.to_vec());
+            true
+        })
+        .unwrap();
+    records.into_inner()
+}
+
 #[test]
 fn what_the_disk_refused_goes_before_the_next_result() {
     let dir = tempfile::tempdir().unwrap();
@@ -35,7 +49,7 @@ fn what_the_disk_refused_goes_before_the_next_result() {
     assert_eq!(feed.progress.get().len, 0);
     std::fs::remove_dir(folder.path("steps")).unwrap();
     sink.handle(result(StepStatus::Failure), &mut ctx).unwrap();
-    assert_eq!(folder.step_records(), [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
+    assert_eq!(step_records(&folder), [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
     assert_eq!(feed.progress.get().len, folder.steps_len());
 }
 
@@ -53,12 +67,12 @@ fn events_wait_for_a_result_unless_somebody_follows_them() {
     assert_eq!(feed.progress.get().len, 0);
     sink.handle(Append(vec![MaskedResult::of(vec![2])]), &mut ctx).unwrap();
     sink.handle(news(3), &mut ctx);
-    assert_eq!(folder.step_records(), [[1], [2]]);
+    assert_eq!(step_records(&folder), [[1], [2]]);
     feed.watch();
     sink.handle(Flush { last: false }, &mut ctx).unwrap();
-    assert_eq!(folder.step_records(), [[1], [2], [3]]);
+    assert_eq!(step_records(&folder), [[1], [2], [3]]);
     sink.handle(news(4), &mut ctx);
-    assert_eq!(folder.step_records(), [[1], [2], [3], [4]]);
+    assert_eq!(step_records(&folder), [[1], [2], [3], [4]]);
     assert_eq!(feed.progress.get().len, folder.steps_len());
 }
 

@@ -10,8 +10,8 @@ use std::{fmt, io};
 
 use super::state_dir::Shared;
 use super::{JobFolder, StoreError, file_vars};
-use crate::model::JobKey;
-use crate::{failpoint, files};
+use step_runner_model::JobKey;
+use step_runner_system::{failpoint, files};
 
 /// Name prefix of removed folders that are not deleted yet (service.md §6.6).
 pub(super) const GONE: &str = ".gone-";
@@ -45,17 +45,17 @@ impl Removed {
     }
 
     /// Notes that the file variables of the job are gone, so that its record is not needed any more.
-    pub(crate) fn without_files(self) -> Self {
+    pub fn without_files(self) -> Self {
         Self { with_files: None, ..self }
     }
 
     /// Returns its path.
-    pub(crate) fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.shared.path.join("jobs").join(&*self.name.to_string_lossy())
     }
 
     /// Gives a removed job its name back. Its removal was not announced to anybody.
-    pub(crate) fn undo(&self, folder: &JobFolder) -> Result<(), StoreError> {
+    pub fn undo(&self, folder: &JobFolder) -> Result<(), StoreError> {
         files::rename(&self.shared.jobs, self.name.as_c_str(), &self.shared.jobs, &*folder.name)
             .map_err(folder.error("bring back", ""))
     }
@@ -67,7 +67,7 @@ impl Removed {
 
     /// Deletes a folder of a few small files, which takes no time worth another thread. False if more is left, or an
     /// entry could not be deleted.
-    pub(crate) fn delete_if_small(&self) -> bool {
+    pub fn delete_if_small(&self) -> bool {
         if self.with_files.is_some() {
             return false;
         }
@@ -77,7 +77,7 @@ impl Removed {
 
     /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left. Its record stays as long as
     /// file variables of the job do.
-    pub(crate) fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
+    pub fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
         failpoint::io("store::folder::delete").map_err(self.error())?;
         match self.remove_file_variables() {
             Ok(()) => files::remove_tree_while(&self.shared.jobs, &self.name, goes_on).map_err(self.error()),
@@ -115,7 +115,7 @@ impl Removed {
 impl JobFolder {
     /// Removes the folder by a rename (service.md §6.6). From then on the job is gone and its id is free. The result must
     /// be deleted; else the next start does it. `None` if there is no folder.
-    pub(crate) fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
+    pub fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
         // On a full disk the removal itself frees space.
         self.shared.with_reserve(|| self.set_gone())
     }
@@ -132,7 +132,7 @@ impl JobFolder {
 
     /// Moves the directory `name` of the folder out of the way at once, whatever the job has put into it. The result
     /// must be deleted. `None` if there is no such directory.
-    pub(crate) fn set_dir_gone(&self, name: &CStr) -> Result<Option<Removed>, StoreError> {
+    pub fn set_dir_gone(&self, name: &CStr) -> Result<Option<Removed>, StoreError> {
         // Most jobs have none, and nothing needs to be opened for that.
         let inside = [self.name.as_bytes(), b"/", name.to_bytes()].concat();
         if files::stat_at(&self.shared.jobs, inside.as_slice())
@@ -163,7 +163,7 @@ impl JobFolder {
     /// Removes the folder that was set aside under this id, or that a full disk kept from being set aside. For
     /// Finish, or a new Run of the id (service.md §3.6). `None` if there is none. It creates nothing, so it needs no
     /// space.
-    pub(crate) fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
+    pub fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
         let removed = match self.shared.open_broken()? {
             Some(broken) => self.set_gone_from(&broken)?,
             None => None,
@@ -173,7 +173,7 @@ impl JobFolder {
 }
 
 /// Returns the removed folders in the state folder `state` that are not deleted yet.
-pub(crate) fn undeleted(state: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn undeleted(state: &Path) -> io::Result<Vec<PathBuf>> {
     let jobs = state.join("jobs");
     let entries = files::open_dir(files::CWD, jobs.as_path()).and_then(files::entries)?;
     let is_gone = |name: &CStr| name.to_bytes().starts_with(GONE.as_bytes());

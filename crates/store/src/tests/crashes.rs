@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::files::recorder::{Choices, History, Image, Recording};
-use crate::model::{CancelCause, ExitStatus, JobKey};
+use step_runner_model::{CancelCause, ExitStatus, JobKey};
+use step_runner_system::files::recorder::{Choices, History, Image, Recording};
 
 const NOW: i64 = 1_000_000;
 
@@ -196,7 +196,12 @@ fn fault_43_a_recovery_killed_at_any_operation_is_completed_by_the_next() {
 #[test]
 fn fault_43_a_power_cut_takes_only_what_was_not_synced_and_never_the_start() {
     let story = story(true);
-    let synced = story.history.ops.iter().position(|op| *op == crate::files::recorder::Op::SyncAll).unwrap();
+    let synced = story
+        .history
+        .ops
+        .iter()
+        .position(|op| *op == step_runner_system::files::recorder::Op::SyncAll)
+        .unwrap();
     let last = story.history.ops.len();
     for count in (0..=last).rev().step_by(4) {
         let pieces = story.history.unsynced(count).len();

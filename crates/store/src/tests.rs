@@ -15,8 +15,8 @@ mod steps;
 use tempfile::TempDir;
 
 use super::*;
-use crate::journal::event::{End, Event};
-use crate::model::{EndClass, JobId, Outcome, ProcessInfo};
+use step_runner_log::journal::event::{End, Event};
+use step_runner_model::{EndClass, JobId, Outcome, ProcessInfo};
 
 const BOOT: &str = "11111111-2222-3333-4444-555555555555";
 
@@ -25,6 +25,7 @@ fn daemon() -> ProcessInfo {
 }
 
 /// A promise that was made to a client and must hold after a crash.
+#[cfg(feature = "failpoints")]
 #[derive(Clone, Debug)]
 enum Promise {
     /// Run was answered.

@@ -3,9 +3,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use super::*;
-use crate::model::Reason;
-use crate::store::file_vars::{probe, remove, write_all};
-use crate::variables::FileVariable;
+use crate::file_vars::{probe, remove, write_all};
+use step_runner_core::variables::FileVariable;
+use step_runner_model::Reason;
 
 struct Case {
     temp: TempDir,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use crate::files;
+use step_runner_system::files;
 
 /// Longest wait for something that a dead process left open. On a busy machine, its forked copy may need that long to
 /// execute its program.
@@ -25,13 +25,13 @@ const MAX_PID_TEXT: usize = 16;
 
 /// A lock held until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     file: OwnedFd,
 }
 
 /// Reason why a lock was not taken.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LockError {
+pub enum LockError {
     /// Another process holds it. The pid is missing for a moment until it is written, or if there was no room for it.
     #[error("the lock is held by {}", holder(*.0))]
     Held(Option<u32>),
@@ -46,7 +46,7 @@ fn holder(pid: Option<u32>) -> String {
 
 impl Lock {
     /// Takes the lock of an open file. Fails if it is held: at once if its holder lives, after [`REMAINS_TIME`] if not.
-    pub(crate) fn take(file: OwnedFd) -> Result<Self, LockError> {
+    pub fn take(file: OwnedFd) -> Result<Self, LockError> {
         let taken = outwait_the_dead(
             || if files::try_lock(&file)? { Ok(()) } else { Err(LockError::Held(read_pid(&file))) },
             |error| if let LockError::Held(pid) = error { *pid } else { None },

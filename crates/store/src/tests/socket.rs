@@ -5,8 +5,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use super::*;
-use crate::store::lock::outwait_the_dead;
-use crate::store::socket::{Claim, ClaimError, MAX_PATH, claim};
+use crate::lock::outwait_the_dead;
+use crate::socket::{Claim, ClaimError, MAX_PATH, claim};
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777

@@ -13,11 +13,11 @@ use super::folder::MAX_JOB_JSON;
 use super::removed::GONE;
 use super::state_dir::Shared;
 use super::{JobFolder, JobRecord, Removed, StateDir, StoreError};
-use crate::error::Chain;
-use crate::files;
-use crate::journal::event::{End, Event};
-use crate::journal::{DamageKind, MAX_FILE, Reader};
-use crate::model::{JobId, JobKey};
+use step_runner_log::journal::event::{End, Event};
+use step_runner_log::journal::{DamageKind, MAX_FILE, Reader};
+use step_runner_model::error::Chain;
+use step_runner_model::{JobId, JobKey};
+use step_runner_system::files;
 
 /// An entry of `jobs/`.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct ScannedJob {
     /// Its folder.
     pub folder: JobFolder,
     /// `job.json`.
-    pub(crate) record: JobRecord,
+    pub record: JobRecord,
     /// Its journal.
     pub journal: Journal,
 }
@@ -59,42 +59,42 @@ pub struct ScannedJob {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Journal {
     /// Time of the start, microseconds since the epoch; `None` if the job was waiting.
-    pub(crate) started: Option<i64>,
+    pub started: Option<i64>,
     /// Time of the start, microseconds since the host's boot.
-    pub(crate) started_boot: Option<u64>,
+    pub started_boot: Option<u64>,
     /// File variables written: path, device, inode.
-    pub(crate) files: Vec<(String, u64, u64)>,
+    pub files: Vec<(String, u64, u64)>,
     /// Processes of steps.
-    pub(crate) processes: Vec<Leftover>,
+    pub processes: Vec<Leftover>,
     /// Cause of the cancel, if the job was being cancelled.
-    pub(crate) cancel: Option<crate::model::CancelCause>,
+    pub cancel: Option<step_runner_model::CancelCause>,
     /// The end, if the job had ended.
     pub end: Option<End>,
     /// True if an earlier version had begun a removal, which must be completed. This version only renames the folder.
-    pub(crate) removing: bool,
+    pub removing: bool,
     /// Length of the good part, if a crash cut off the last record.
-    pub(crate) torn: Option<u64>,
+    pub torn: Option<u64>,
 }
 
 /// A process group that may have survived its keeper. It counts only if boot id, pid and start time match (service.md
 /// §6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Leftover {
+pub struct Leftover {
     /// The step.
-    pub(crate) step: u32,
+    pub step: u32,
     /// Process group.
-    pub(crate) pgid: u32,
+    pub pgid: u32,
     /// Its leader.
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// Start time of the leader in clock ticks since boot.
-    pub(crate) start_time: u64,
+    pub start_time: u64,
     /// True if the leader has ended; other processes of the group may live.
-    pub(crate) ended: bool,
+    pub ended: bool,
 }
 
 impl Journal {
     /// Parses a journal. An error is the reason, for the operator. A torn tail is not an error.
-    pub(crate) fn read(bytes: &[u8]) -> Result<Self, String> {
+    pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let mut journal = Self::default();
         for record in Reader::<Event>::new(bytes) {
             match record {
@@ -131,12 +131,12 @@ impl Journal {
 
 impl ScannedJob {
     /// False if no keeper has ever taken the job: then its log was never opened, and its Run was never answered.
-    pub(crate) fn was_held(&self) -> bool {
+    pub fn was_held(&self) -> bool {
         !self.journal.processes.is_empty() || self.folder.log_inode().is_some()
     }
 
     /// Removes a job whose Run was never answered, with the directory that was made for it. The result must be deleted.
-    pub(crate) fn discard(&self) -> Option<Removed> {
+    pub fn discard(&self) -> Option<Removed> {
         if let Err(left) = super::file_vars::remove(self.folder.key(), &self.record, &self.journal.files) {
             let job = &self.record.id;
             tracing::warn!(error = %Chain(&left), job, "file variables of a job that was never answered were not removed");
@@ -150,7 +150,7 @@ impl ScannedJob {
 
     /// Returns the process groups to look for if no keeper holds the job. Empty after a reboot, because the pids then
     /// belong to other processes.
-    pub(crate) fn leftovers(&self, boot_id: &str) -> &[Leftover] {
+    pub fn leftovers(&self, boot_id: &str) -> &[Leftover] {
         if self.record.boot_id == boot_id { &self.journal.processes } else { &[] }
     }
 }
@@ -179,10 +179,7 @@ impl StateDir {
 
     /// Returns the names of folders without a record and the time of their last change. Does not read any record. Removed
     /// folders are none of these.
-    pub(crate) fn orphans(
-        &self,
-        known: impl Fn(JobKey) -> bool,
-    ) -> Result<Vec<(CString, SystemTime)>, StoreError> {
+    pub fn orphans(&self, known: impl Fn(JobKey) -> bool) -> Result<Vec<(CString, SystemTime)>, StoreError> {
         let entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
         let is_gone = |name: &CStr| name.to_bytes().starts_with(GONE.as_bytes());
         let is_orphan =
@@ -239,13 +236,13 @@ impl JobFolder {
     }
 
     /// Reads record and journal, as [`StateDir::scan`] does.
-    pub(crate) fn read_job(&self) -> Result<ScannedJob, String> {
+    pub fn read_job(&self) -> Result<ScannedJob, String> {
         Ok(ScannedJob { folder: self.clone(), record: self.read_record()?, journal: self.read_journal()? })
     }
 
     /// Rewrites a damaged record from the keeper's copy, and cuts a damaged journal after its last good event
     /// (service.md §6.4 item 5).
-    pub(crate) fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
+    pub fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
         // A full disk must not cost a running job its record.
         self.shared.with_reserve(|| self.write_record(record))?;
         let name = self.inside("journal");
@@ -281,7 +278,7 @@ impl JobFolder {
     }
 
     /// Reads the journal; a missing file counts as empty. An error is the reason, for the operator.
-    pub(crate) fn read_journal(&self) -> Result<Journal, String> {
+    pub fn read_journal(&self) -> Result<Journal, String> {
         match super::read_record(&self.shared.jobs, &self.inside("journal"), MAX_FILE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Journal::default()),
             Err(error) => Err(format!("journal: {error}")),

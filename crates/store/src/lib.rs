@@ -5,13 +5,13 @@
 //! calls. No descriptor is kept per job.
 
 mod close;
-pub(crate) mod file_vars;
+pub mod file_vars;
 mod folder;
 mod lock;
 mod record;
 mod removed;
 mod scan;
-pub(crate) mod socket;
+pub mod socket;
 mod state_dir;
 mod steps;
 mod synced;
@@ -21,32 +21,32 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 pub use close::close_interrupted;
-pub(crate) use close::{Closing, Death};
-pub(crate) use file_vars::FilesLeft;
+pub use close::{Closing, Death};
+pub use file_vars::FilesLeft;
 pub use folder::{JobFolder, LogFile, LogLost};
-pub(crate) use lock::{Lock, LockError};
+pub use lock::{Lock, LockError};
 pub use record::{JobRecord, MadeDirectory, RecordedLimits, RequestOrigin};
 pub use removed::Removed;
-pub(crate) use removed::undeleted;
+pub use removed::undeleted;
 pub use scan::{Found, Journal, ScannedJob};
 pub use state_dir::{FORMAT, OpenError, StateDir};
-pub(crate) use state_dir::{StatePathInputs, check as check_state_dir, default_path};
+pub use state_dir::{StatePathInputs, check as check_state_dir, default_path};
 pub use steps::Steps;
-pub(crate) use steps::StepsFile;
+pub use steps::StepsFile;
 
-use crate::files;
-use crate::model::Reason;
+use step_runner_model::Reason;
+use step_runner_system::files;
 
 /// A failed file operation: the action, the path, and the system's error as source.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}", path.display())]
 pub struct StoreError {
     /// The action: `write`, `create`, …
-    pub(crate) action: &'static str,
+    pub action: &'static str,
     /// The path; inside the state folder it is relative to the folder.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// The system's error.
-    pub(crate) source: io::Error,
+    pub source: io::Error,
 }
 
 impl StoreError {
@@ -56,14 +56,14 @@ impl StoreError {
     }
 
     /// Returns the reason for a client; see [`reason_of`] (service.md §3.6).
-    pub(crate) fn reason(&self) -> Reason {
+    pub fn reason(&self) -> Reason {
         reason_of(&self.source)
     }
 }
 
 /// Makes a job's working directory and its parents if missing, with mode 0700 (service.md §3.1). An existing directory
 /// stays as it is. Anything else at the path is an error.
-pub(crate) fn make_work_dir(path: &Path) -> Result<(), StoreError> {
+pub fn make_work_dir(path: &Path) -> Result<(), StoreError> {
     files::make_dirs(path).map_err(|error| match files::broken_link(path) {
         // The system says "File exists" of a link that leads nowhere.
         Some(broken) => StoreError::new("follow the symbolic link", path)(broken),
@@ -98,7 +98,7 @@ fn is_of_file(error: &io::Error) -> bool {
 }
 
 /// Returns the reason for a client of an error in the state folder's file system (service.md §3.6, faults.md row 15).
-pub(crate) fn reason_of(error: &io::Error) -> Reason {
+pub fn reason_of(error: &io::Error) -> Reason {
     match error.raw_os_error() {
         _ if files::is_full(error) => Reason::DiskFull,
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => Reason::KeeperUnavailable,

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::files::recorder::{Choices, History, Recording};
+use step_runner_system::files::recorder::{Choices, History, Recording};
 
 struct Story {
     history: History,
@@ -116,7 +116,7 @@ fn recover(path: &Path, syncs: bool) -> BTreeMap<String, (JobFolder, End)> {
                 if let Some(end) = &job.journal.end {
                     ends.insert(job.record.id.clone(), (job.folder.clone(), end.clone()));
                 } else {
-                    let outcome = crate::model::Outcome::interrupted("a power cut");
+                    let outcome = step_runner_model::Outcome::interrupted("a power cut");
                     let closing = Closing::begin(&job, outcome, Death::Host, 1, 0).unwrap();
                     begun.push((job, closing));
                 }

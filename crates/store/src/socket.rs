@@ -12,17 +12,17 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::lock::outwait_the_dead;
 use super::{Lock, LockError};
-use crate::files::{self, CWD};
+use step_runner_system::files::{self, CWD};
 
 /// Longest path in bytes: fits into a socket address everywhere, with room for a suffix (service.md §1).
-pub(crate) const MAX_PATH: usize = 100;
+pub const MAX_PATH: usize = 100;
 
 /// Number of connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 1_024;
 
 /// Reason why the socket cannot be used. Each ends `serve` with exit code 1.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ClaimError {
+pub enum ClaimError {
     /// The path is too long.
     #[error("the socket path {} is {length} bytes long, at most {MAX_PATH} are possible: name a shorter one with --socket", path.display())]
     TooLong {
@@ -78,7 +78,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Clai
 
 /// The right to a socket path. Dropping it removes the socket file, if still the one we made, then releases the lock.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub struct Claim {
     path: PathBuf,
     /// Device and inode of the file that we made.
     identity: Option<(u64, u64)>,
@@ -99,7 +99,7 @@ fn identity(stat: &Stat) -> (u64, u64) {
 }
 
 /// Claims `path`, binds and listens, with permissions `mode`. The listener is blocking; children do not inherit it.
-pub(crate) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), ClaimError> {
+pub fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), ClaimError> {
     check_length(path)?;
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         files::make_dirs(parent).map_err(io_error("make", parent))?;
@@ -117,7 +117,7 @@ pub(crate) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), Cla
 }
 
 /// Claims `path`, on which a passed socket listens for us already. The file is not ours: it stays unchanged.
-pub(crate) fn claim_passed(path: &Path) -> Result<Claim, ClaimError> {
+pub fn claim_passed(path: &Path) -> Result<Claim, ClaimError> {
     check_length(path)?;
     Ok(Claim { path: path.to_owned(), identity: None, _lock: take_lock(path)? })
 }

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io;
 
 use super::{JobFolder, StoreError, believed};
-use crate::files;
-use crate::journal::{self, Damage, DamageKind, MAX_FRAMED, Records};
+use step_runner_log::journal::{self, Damage, DamageKind, MAX_FRAMED, Records};
+use step_runner_system::files;
 
 /// First read for one record, in bytes: most results are small.
 const READ_AHEAD: usize = 16 << 10;
@@ -14,24 +14,24 @@ const READ_AHEAD: usize = 16 << 10;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Steps {
     /// Number of whole results before the first damage.
-    pub(crate) count: u32,
+    pub count: u32,
     /// Number of them for which the reader's predicate is true.
-    pub(crate) marked: u32,
+    pub marked: u32,
     /// The last whole result, encoded.
-    pub(crate) last: Option<Vec<u8>>,
+    pub last: Option<Vec<u8>>,
     /// The first damage, if the file does not end after `last`.
-    pub(crate) damage: Option<Damage>,
+    pub damage: Option<Damage>,
 }
 
 /// The file `steps`, open for reading at offsets.
 #[derive(Debug)]
-pub(crate) struct StepsFile {
+pub struct StepsFile {
     file: File,
 }
 
 /// Reason why there is no record at an offset.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StepLost {
+pub enum StepLost {
     /// The file differs from what was written.
     #[error("a record is damaged")]
     Damaged(Damage),
@@ -43,7 +43,7 @@ pub(crate) enum StepLost {
 impl StepsFile {
     /// Returns the record at offset `at` and the offset of its end. `at` must be within the file's first `len` bytes.
     /// Never reads more than the longest record, so a damaged length or a huge file costs no memory.
-    pub(crate) fn record_at(&self, at: u64, len: u64) -> Result<(Vec<u8>, u64), StepLost> {
+    pub fn record_at(&self, at: u64, len: u64) -> Result<(Vec<u8>, u64), StepLost> {
         let left = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX).min(MAX_FRAMED);
         let mut want = left.min(READ_AHEAD);
         loop {
@@ -63,7 +63,7 @@ impl StepsFile {
 
 impl JobFolder {
     /// Appends an encoded step result to `steps`. Returns the number of bytes added.
-    pub(crate) fn append_step(&self, result: &[u8]) -> Result<u64, StoreError> {
+    pub fn append_step(&self, result: &[u8]) -> Result<u64, StoreError> {
         let mut record = Vec::new();
         self.frame_step(result, &mut record)?;
         self.append_steps(&record)?;
@@ -71,19 +71,19 @@ impl JobFolder {
     }
 
     /// Frames an encoded step result and appends it to `records`. Fails for one that is too long, and adds nothing.
-    pub(crate) fn frame_step(&self, result: &[u8], records: &mut Vec<u8>) -> Result<(), StoreError> {
+    pub fn frame_step(&self, result: &[u8], records: &mut Vec<u8>) -> Result<(), StoreError> {
         journal::append_record(result, records)
             .map_err(|error| self.error("write", "steps")(io::Error::new(io::ErrorKind::InvalidInput, error)))
     }
 
     /// Appends framed results to `steps`: all or none.
-    pub(crate) fn append_steps(&self, records: &[u8]) -> Result<(), StoreError> {
+    pub fn append_steps(&self, records: &[u8]) -> Result<(), StoreError> {
         self.append_bytes("steps", records, false)
     }
 
     /// Cuts `steps` to its first `len` bytes: a step that runs as the daemon's own user can write to it. Returns the
     /// number of bytes removed.
-    pub(crate) fn cut_steps_behind(&self, len: u64) -> Result<u64, StoreError> {
+    pub fn cut_steps_behind(&self, len: u64) -> Result<u64, StoreError> {
         let foreign = self.steps_len().saturating_sub(len);
         if foreign > 0 {
             self.cut("steps", len)?;
@@ -97,7 +97,7 @@ impl JobFolder {
     }
 
     /// Like [`Self::read_steps`]; also counts the results for which `is_marked` is true.
-    pub(crate) fn read_steps_of(&self, is_marked: impl Fn(&[u8]) -> bool) -> Result<Steps, StoreError> {
+    pub fn read_steps_of(&self, is_marked: impl Fn(&[u8]) -> bool) -> Result<Steps, StoreError> {
         match believed(|| self.scan_steps(&is_marked)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Steps::default()),
             read => read.map_err(self.error("read", "steps")),
@@ -106,7 +106,7 @@ impl JobFolder {
 
     /// Like [`Self::read_steps_of`]; also cuts off the torn end of an interrupted write, because results appended after it
     /// could not be read. Other damage stays, so that clients that ask for the results hear of it.
-    pub(crate) fn mend_steps_of(&self, is_marked: impl Fn(&[u8]) -> bool) -> Result<Steps, StoreError> {
+    pub fn mend_steps_of(&self, is_marked: impl Fn(&[u8]) -> bool) -> Result<Steps, StoreError> {
         self.cut_torn_steps(self.read_steps_of(is_marked)?)
     }
 
@@ -150,19 +150,19 @@ impl JobFolder {
     }
 
     /// Length of `steps`; 0 without a file.
-    pub(crate) fn steps_len(&self) -> u64 {
+    pub fn steps_len(&self) -> u64 {
         let stat = files::stat_at(&self.shared.jobs, self.inside("steps").as_str()).ok();
         stat.and_then(|stat| u64::try_from(stat.st_size).ok()).unwrap_or_default()
     }
 
     /// Opens `steps` for reading at offsets.
-    pub(crate) fn open_steps(&self) -> Result<StepsFile, StoreError> {
+    pub fn open_steps(&self) -> Result<StepsFile, StoreError> {
         let opened = files::open_read(&self.shared.jobs, self.inside("steps").as_str());
         opened.map(|(file, _)| StepsFile { file: file.into() }).map_err(self.error("open", "steps"))
     }
 
     /// Opens `steps` of a running job for reading at offsets; makes the file if missing.
-    pub(crate) fn open_growing_steps(&self) -> Result<StepsFile, StoreError> {
+    pub fn open_growing_steps(&self) -> Result<StepsFile, StoreError> {
         let opened = files::open_append(&self.shared.jobs, self.inside("steps").as_str());
         opened.map(|file| StepsFile { file: file.into() }).map_err(self.error("open", "steps"))
     }

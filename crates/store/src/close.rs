@@ -4,12 +4,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{JobFolder, ScannedJob, StoreError, file_vars};
-use crate::files;
-use crate::journal::event::End;
-use crate::log::frame::{HEADER_LEN, LogChannel, Stamp, daemon_lines};
-use crate::log::line::Entry;
-use crate::log::tail::Tail;
-use crate::model::{EndClass, Outcome};
+use step_runner_log::frame::{HEADER_LEN, LogChannel, Stamp, daemon_lines};
+use step_runner_log::journal::event::End;
+use step_runner_log::line::Entry;
+use step_runner_log::tail::Tail;
+use step_runner_model::{EndClass, Outcome};
+use step_runner_system::files;
 
 /// Beginning of the last line of an interrupted job's log (logs.md §2). A job that was cancelled before its start
 /// counts as cancelled.
@@ -28,7 +28,7 @@ const PIECE: usize = 256 << 10;
 
 /// Extent of the death that interrupted a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Death {
+pub enum Death {
     /// Only processes died: everything they wrote is in the files.
     Processes {
         /// Log length that the dead keeper had reported. Entries that it could not report any more, and bytes of other
@@ -42,7 +42,7 @@ pub(crate) enum Death {
 /// A job with a closed log whose end must still be recorded. A sync can come in between: then an end on the disk
 /// implies that the log is on the disk.
 #[derive(Debug)]
-pub(crate) struct Closing {
+pub struct Closing {
     folder: JobFolder,
     outcome: Outcome,
     now: i64,
@@ -66,7 +66,7 @@ impl Closing {
     /// A log that cannot be written stays as it is: the end record counts. Only bytes that no client can have seen are
     /// cut off. After a death of the host with `durability = power` these are torn entries behind the synced length;
     /// after a death of processes, foreign bytes behind the reported length.
-    pub(crate) fn begin(
+    pub fn begin(
         job: &ScannedJob,
         outcome: Outcome,
         death: Death,
@@ -85,7 +85,7 @@ impl Closing {
     }
 
     /// Returns the end to record.
-    pub(crate) fn end(&self) -> End {
+    pub fn end(&self) -> End {
         End {
             end_boot: Some(self.boot),
             steps_done: self.steps_done,
@@ -95,7 +95,7 @@ impl Closing {
     }
 
     /// Writes the end record.
-    pub(crate) fn record(&self) -> Result<(), StoreError> {
+    pub fn record(&self) -> Result<(), StoreError> {
         self.folder.record_end(&self.end())
     }
 }

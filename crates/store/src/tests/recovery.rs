@@ -2,7 +2,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use super::*;
-use crate::model::{CancelCause, EndClass, ExitStatus};
+use step_runner_model::{CancelCause, EndClass, ExitStatus};
 
 const NOW: i64 = 1_000_000;
 
@@ -21,7 +21,7 @@ fn jobs_are_found_as_they_were() {
     assert_eq!(job.record, record("1"));
     assert_eq!((job.journal.started, job.journal.cancel), (Some(3), Some(CancelCause::Runaway)));
     assert_eq!(job.journal.end, None);
-    let left = crate::store::scan::Leftover { step: 1, pgid: 10, pid: 10, start_time: 99, ended: false };
+    let left = crate::scan::Leftover { step: 1, pgid: 10, pid: 10, start_time: 99, ended: false };
     assert_eq!(job.leftovers(BOOT), [left]);
     assert!(job.leftovers("another boot").is_empty());
     job.folder.append(&Event::StepEnded { step: 1, status: Some(ExitStatus::Signal(9)) }).unwrap();
@@ -40,7 +40,7 @@ fn fault_44_damaged_huge_and_foreign_things_are_reported_and_the_others_served()
     let bad =
         |id: &str, name: &str, content: &[u8]| fs::write(create(&state, id).path(name), content).unwrap();
     bad("empty", "job.json", b"");
-    bad("foreign", "job.json", &crate::journal::encode(&record("other")).unwrap());
+    bad("foreign", "job.json", &step_runner_log::journal::encode(&record("other")).unwrap());
     bad("journal", "journal", b"{\"crc32\":\"00000000\",\"event\":{}}\n");
     bad("garbage", "journal", b"\n");
     bad("torn", "journal", b"half a line");
@@ -114,7 +114,7 @@ fn folders_without_a_registered_job_are_orphans_with_their_last_change() {
     fs::create_dir(folder(&state, "2").path("")).unwrap();
     let orphans = state.orphans(|key| key == known.key()).unwrap();
     let [(name, changed)] = orphans.as_slice() else { panic!("{orphans:?}") };
-    let age = crate::clock::now().duration_since(*changed).unwrap();
+    let age = step_runner_system::clock::now().duration_since(*changed).unwrap();
     assert!(age.as_secs() < 3_600);
     delete(state.remove_orphan(name));
     assert!(known.path("").exists() && !folder(&state, "2").path("").exists());

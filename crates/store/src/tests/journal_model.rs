@@ -6,8 +6,8 @@ use std::fs;
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal;
-use crate::model::{CancelCause, ExitStatus};
+use step_runner_log::journal;
+use step_runner_model::{CancelCause, ExitStatus};
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![

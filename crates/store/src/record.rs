@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::ResourceLimits;
+use step_runner_model::ResourceLimits;
 
 /// Content of `job.json` (service.md §6.6): one line in the form of a journal, so with a check sum. Times are in
 /// microseconds since the epoch.
@@ -40,11 +40,11 @@ pub struct JobRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeDirectory {
     /// Its path.
-    pub(crate) path: String,
+    pub path: String,
     /// Its device.
-    pub(crate) device: u64,
+    pub device: u64,
     /// Its inode.
-    pub(crate) inode: u64,
+    pub inode: u64,
 }
 
 /// The service through which a job came.
@@ -66,10 +66,10 @@ pub enum RequestOrigin {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedLimits {
     /// `timeout` of the request, in microseconds.
-    pub(crate) timeout: Option<u64>,
+    pub timeout: Option<u64>,
     /// `cancel_grace` of the request, in microseconds.
-    pub(crate) cancel_grace: Option<u64>,
+    pub cancel_grace: Option<u64>,
     /// Resource limits, by request and settings.
     #[serde(default)]
-    pub(crate) resources: ResourceLimits,
+    pub resources: ResourceLimits,
 }

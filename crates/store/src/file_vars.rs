@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use super::{JobFolder, JobRecord, MadeDirectory, StoreError, reason_of};
-use crate::files::{self, CWD};
-use crate::journal::event::Event;
-use crate::model::{JobKey, Reason};
-use crate::variables::FileVariable;
+use step_runner_core::variables::FileVariable;
+use step_runner_log::journal::event::Event;
+use step_runner_model::{JobKey, Reason};
+use step_runner_system::files::{self, CWD};
 
 /// Number of attempts to make a file in a directory that other jobs remove when they leave it empty.
 const TRIES: u32 = 8;
@@ -23,7 +23,7 @@ const SHARED_EXTENSION: &str = "tmp";
 
 /// Reason why file variables cannot be placed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FileError {
+pub enum FileError {
     /// The directory is a link or no directory.
     #[error("{path} is {what}: file variables are not written through it")]
     NotADirectory {
@@ -56,7 +56,7 @@ pub(crate) enum FileError {
 
 impl FileError {
     /// Returns the reason for a client (variables.md §6); see [`reason_of`].
-    pub(crate) fn reason(&self) -> Reason {
+    pub fn reason(&self) -> Reason {
         match self {
             Self::NotADirectory { .. } | Self::NotOurs { .. } => Reason::NotWritable,
             Self::Io { source, .. } => reason_of(source),
@@ -72,7 +72,7 @@ impl FileError {
 
 /// Makes the directory at Run, if missing, and tests with an empty file that it can be written (service.md §3.1).
 /// Returns the directory if it was made, for [`JobRecord::made_directory`].
-pub(crate) fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, FileError> {
+pub fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, FileError> {
     let (dir, made, _) = open_with_file(directory, &temporary(key, 0))?;
     let name = temporary(key, 0);
     if let Err(error) = files::unlink(&dir, name.as_str()) {
@@ -121,7 +121,7 @@ pub(super) fn undo_probe(key: JobKey, directory: &str) {
 
 /// Writes all files or none, at the start of the job. The journal gets their identities before the files get their
 /// names. The call can be repeated after a crash.
-pub(crate) fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileError> {
+pub fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileError> {
     let Some(first) = list.first() else { return Ok(()) };
     // All files are in one directory (variables.md §3). The first file keeps it from being removed meanwhile.
     let key = folder.key();
@@ -197,9 +197,9 @@ fn if_gone(error: io::Error) -> io::Result<()> {
 /// File variables of a job that could not be removed. The caller must try again.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", self.text())]
-pub(crate) struct FilesLeft {
+pub struct FilesLeft {
     /// True if a secret may still be in one of them: it could be neither removed nor overwritten.
-    pub(crate) has_content: bool,
+    pub has_content: bool,
     /// Number of names that are left.
     count: usize,
     /// The first of them.
@@ -214,7 +214,7 @@ impl FilesLeft {
     }
 
     /// Returns the path of the first one.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.first.path
     }
 
@@ -248,7 +248,7 @@ impl Tally {
 
 impl JobFolder {
     /// Removes the job's file variables at its end, as record and journal name them.
-    pub(crate) fn remove_file_variables(&self) -> Result<(), FilesLeft> {
+    pub fn remove_file_variables(&self) -> Result<(), FilesLeft> {
         match self.read_job() {
             Ok(job) => remove(self.key(), &job.record, &job.journal.files),
             Err(reason) => Err(FilesLeft {
@@ -262,11 +262,7 @@ impl JobFolder {
 
 /// Removes a job's files at its end or in recovery: those in `written` (path, device, inode) that are still the same,
 /// unfinished ones, and the directory if it is empty.
-pub(crate) fn remove(
-    key: JobKey,
-    record: &JobRecord,
-    written: &[(String, u64, u64)],
-) -> Result<(), FilesLeft> {
+pub fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> Result<(), FilesLeft> {
     let mut left = Tally::default();
     if let Some(first) = record.files.first().map(Path::new) {
         let removed = match open_parent(first) {
@@ -351,7 +347,7 @@ fn open_parent(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Removes a directory made for a job, if it is still the same one and empty.
-pub(crate) fn remove_directory(made: &MadeDirectory) -> io::Result<()> {
+pub fn remove_directory(made: &MadeDirectory) -> io::Result<()> {
     let path = Path::new(&made.path);
     match files::stat_at(CWD, path) {
         Ok(stat) if (stat.st_dev, stat.st_ino) == (made.device, made.inode) => {

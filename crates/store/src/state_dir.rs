@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::JobFolder;
 use super::{Lock, LockError, StoreError};
-use crate::error::Chain;
-use crate::files;
-use crate::model::{JobKey, ProcessInfo};
+use step_runner_model::error::Chain;
+use step_runner_model::{JobKey, ProcessInfo};
+use step_runner_system::files;
 
 /// Version of the folder's format. A daemon reads its own and all older formats.
 pub const FORMAT: u64 = 1;
@@ -30,22 +30,22 @@ const RESERVE: u64 = 64 << 10;
 
 /// Inputs of [`default_path`].
 #[derive(Clone, Debug, Default)]
-pub(crate) struct StatePathInputs {
+pub struct StatePathInputs {
     /// Setting `state_dir`.
-    pub(crate) state_dir: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
     /// Socket, if one was named by option, variable or directory.
-    pub(crate) socket: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
     /// `XDG_STATE_HOME`.
-    pub(crate) xdg_state_home: Option<PathBuf>,
+    pub xdg_state_home: Option<PathBuf>,
     /// The system's directory for temporary files.
-    pub(crate) temp_dir: PathBuf,
+    pub temp_dir: PathBuf,
     /// Own user id.
-    pub(crate) uid: u32,
+    pub uid: u32,
 }
 
 /// Returns the path of the state folder (service.md §6.6). A relative `XDG_STATE_HOME` is ignored, as that variable's
 /// definition requires.
-pub(crate) fn default_path(inputs: &StatePathInputs) -> PathBuf {
+pub fn default_path(inputs: &StatePathInputs) -> PathBuf {
     if let Some(path) = &inputs.state_dir {
         return path.clone();
     }
@@ -131,12 +131,12 @@ pub struct StateDir {
 /// State shared by the folder and every [`JobFolder`].
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(crate) path: PathBuf,
-    pub(crate) root: OwnedFd,
-    pub(crate) jobs: OwnedFd,
-    pub(crate) has_reserve: AtomicBool,
+    pub path: PathBuf,
+    pub root: OwnedFd,
+    pub jobs: OwnedFd,
+    pub has_reserve: AtomicBool,
     /// Serial number for names of removed folders.
-    pub(crate) serial: AtomicU64,
+    pub serial: AtomicU64,
     _lock: Lock,
 }
 
@@ -188,22 +188,22 @@ impl StateDir {
     }
 
     /// Descriptor of the folder: it reaches the contents whatever the path's length.
-    pub(crate) fn dir(&self) -> BorrowedFd<'_> {
+    pub fn dir(&self) -> BorrowedFd<'_> {
         self.shared.root.as_fd()
     }
 
     /// Returns the folder of a job, existing or not.
-    pub(crate) fn folder(&self, key: JobKey) -> JobFolder {
+    pub fn folder(&self, key: JobKey) -> JobFolder {
         JobFolder::new(Arc::clone(&self.shared), key)
     }
 
     /// Returns the free space on the folder's file system, for comparison with `state_limit` (service.md §3.7).
-    pub(crate) fn free_space(&self) -> Result<files::Free, StoreError> {
+    pub fn free_space(&self) -> Result<files::Free, StoreError> {
         files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
     }
 
     /// Makes the reserve again after its use, if there is space.
-    pub(crate) fn replenish_reserve(&self) {
+    pub fn replenish_reserve(&self) {
         let Shared { root, has_reserve, .. } = &*self.shared;
         if has_reserve.load(Ordering::Relaxed) {
             return;
@@ -223,20 +223,17 @@ impl StateDir {
 
     /// Does `work`. If the disk is full, releases the reserve and does `work` again. It does not make a new reserve: see
     /// [`Self::replenish_reserve`].
-    pub(crate) fn with_reserve<T, E: Error + 'static>(
-        &self,
-        work: impl Fn() -> Result<T, E>,
-    ) -> Result<T, E> {
+    pub fn with_reserve<T, E: Error + 'static>(&self, work: impl Fn() -> Result<T, E>) -> Result<T, E> {
         self.shared.with_reserve(work)
     }
 
     /// Brings everything written so far to the disk, for all jobs at once (`durability = power`, service.md §6.6).
-    pub(crate) fn sync_all(&self) -> Result<(), StoreError> {
+    pub fn sync_all(&self) -> Result<(), StoreError> {
         files::sync_all(&self.shared.root).map_err(StoreError::new("sync", &self.shared.path))
     }
 
     /// Writes a file of the folder itself by temporary name and rename (`daemon.json`, `keeper.json`).
-    pub(crate) fn write_root(&self, name: &str, content: &[u8]) -> Result<(), StoreError> {
+    pub fn write_root(&self, name: &str, content: &[u8]) -> Result<(), StoreError> {
         let root = &self.shared.root;
         files::make_way(root, name, || files::replace(root, name, content))
             .map_err(StoreError::new("write", name))
@@ -293,7 +290,7 @@ fn open_checked(path: &Path) -> Result<(PathBuf, OwnedFd), OpenError> {
 }
 
 /// Makes the checks of [`StateDir::open`] on a folder that may be missing. Changes nothing.
-pub(crate) fn check(path: &Path) -> Result<(), OpenError> {
+pub fn check(path: &Path) -> Result<(), OpenError> {
     let path = without_slash(path);
     match files::stat_at(files::CWD, path.as_path()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -9,7 +9,7 @@
 use std::io;
 
 use super::{JobFolder, StoreError};
-use crate::files;
+use step_runner_system::files;
 
 pub(super) const SYNCED: &str = "synced";
 
@@ -18,14 +18,14 @@ const LEN: usize = 12;
 
 impl JobFolder {
     /// Starts the note with zero bytes, which mean that nothing was noted yet.
-    pub(crate) fn begin_synced(&self) -> Result<(), StoreError> {
+    pub fn begin_synced(&self) -> Result<(), StoreError> {
         files::create_new(&self.shared.jobs, self.inside(SYNCED).as_str())
             .and_then(|file| files::write_all(file, &[0; LEN]))
             .map_err(self.error("create", SYNCED))
     }
 
     /// Notes that `len` bytes of the log are on the disk. A missing folder is no error.
-    pub(crate) fn note_synced(&self, len: u64) -> Result<(), StoreError> {
+    pub fn note_synced(&self, len: u64) -> Result<(), StoreError> {
         let written = files::open_write(&self.shared.jobs, self.inside(SYNCED).as_str())
             .and_then(|file| files::write_all(file, &encode(len)));
         match written {
@@ -35,7 +35,7 @@ impl JobFolder {
     }
 
     /// Removes the note, because clients can now see data that is not on the disk.
-    pub(crate) fn forget_synced(&self) -> Result<(), StoreError> {
+    pub fn forget_synced(&self) -> Result<(), StoreError> {
         match files::unlink(&self.shared.jobs, self.inside(SYNCED).as_str()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.error("remove", SYNCED)(error)),
             _ => Ok(()),
@@ -43,7 +43,7 @@ impl JobFolder {
     }
 
     /// Returns the noted length; 0 if a power cut came before the first note. `None` if nothing is noted at all.
-    pub(crate) fn synced(&self) -> Option<u64> {
+    pub fn synced(&self) -> Option<u64> {
         match files::read_file(&self.shared.jobs, self.inside(SYNCED).as_str(), LEN as u64) {
             Ok(bytes) => Some(decode(&bytes).unwrap_or_default()),
             Err(_) => None,
@@ -52,7 +52,7 @@ impl JobFolder {
 
     /// Removes the folder if a power cut came before Run was answered: the note was started but holds no number. Called
     /// for a record that cannot be read; no client knows of such a job. `false` if the note does not say so.
-    pub(crate) fn drop_unanswered(&self) -> bool {
+    pub fn drop_unanswered(&self) -> bool {
         let noted = files::read_file(&self.shared.jobs, self.inside(SYNCED).as_str(), LEN as u64);
         let is_unanswered = noted.is_ok_and(|bytes| decode(&bytes).is_none());
         if is_unanswered && !self.undo_making() {

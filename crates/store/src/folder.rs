@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::state_dir::Shared;
 use super::{JobRecord, StoreError};
-use crate::journal;
-use crate::journal::event::{End, Event};
-use crate::model::JobKey;
-use crate::{failpoint, files};
+use step_runner_log::journal;
+use step_runner_log::journal::event::{End, Event};
+use step_runner_model::JobKey;
+use step_runner_system::{failpoint, files};
 
 /// Largest `job.json` that is read. The id is short; number and length of the file variables' paths are bounded.
 pub(super) const MAX_JOB_JSON: u64 = 64 << 20;
@@ -48,7 +48,7 @@ impl JobFolder {
     }
 
     /// Returns the path of a name in the folder, based on the state folder's path.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         let parts = [self.shared.path.as_path(), "jobs".as_ref(), (*self.name).as_ref(), name.as_ref()];
         let length = parts.iter().map(|part| part.as_os_str().len() + 1).sum();
         let mut path = PathBuf::with_capacity(length);
@@ -72,14 +72,14 @@ impl JobFolder {
 
     /// Makes the folder. Fails with `AlreadyExists` if the name is taken. Without a record the folder
     /// belongs to no job.
-    pub(crate) fn make(&self) -> Result<(), StoreError> {
+    pub fn make(&self) -> Result<(), StoreError> {
         let make = || files::make_dir(&self.shared.jobs, &*self.name);
         failpoint::io("store::folder::make").and_then(|()| make()).map_err(self.error("make", ""))
     }
 
     /// Notes that `directory`, outside of the folder, is about to be made for this job. If the daemon dies before the
     /// record says so, the next daemon removes the directory.
-    pub(crate) fn note_making(&self, directory: &str) -> Result<(), StoreError> {
+    pub fn note_making(&self, directory: &str) -> Result<(), StoreError> {
         files::replace(&self.shared.jobs, &self.inside(MAKING), directory.as_bytes())
             .map_err(self.error("write", MAKING))
     }
@@ -97,7 +97,7 @@ impl JobFolder {
     }
 
     /// Replaces `job.json`, by temporary name and rename.
-    pub(crate) fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
+    pub fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
         let json = journal::encode(record)
             .map_err(|error| self.error("write", "job.json")(io::Error::other(error)))?;
         let write = || files::replace(&self.shared.jobs, &self.inside("job.json"), &json);
@@ -105,19 +105,19 @@ impl JobFolder {
     }
 
     /// Returns the inode of the job's log; `None` if no keeper has opened it.
-    pub(crate) fn log_inode(&self) -> Option<u64> {
+    pub fn log_inode(&self) -> Option<u64> {
         files::stat_at(&self.shared.jobs, self.inside("log").as_str()).ok().map(|stat| stat.st_ino)
     }
 
     /// Deletes a folder whose Run was not answered. No client knows of it, so no journal line announces the removal.
-    pub(crate) fn discard(&self) {
+    pub fn discard(&self) {
         if let Ok(name) = CString::new(&*self.name) {
             drop(files::remove_tree(&self.shared.jobs, &name));
         }
     }
 
     /// Appends one event to the journal. An end can use the reserve on a full disk (faults.md row 26).
-    pub(crate) fn append(&self, event: &Event) -> Result<(), StoreError> {
+    pub fn append(&self, event: &Event) -> Result<(), StoreError> {
         self.append_all(std::slice::from_ref(event))
     }
 
@@ -152,7 +152,7 @@ impl JobFolder {
     }
 
     /// Cuts the torn last line off a journal that others append to, if it is still the last.
-    pub(crate) fn mend_journal(&self) -> Result<(), StoreError> {
+    pub fn mend_journal(&self) -> Result<(), StoreError> {
         match self.read_journal().ok().and_then(|journal| journal.torn) {
             Some(len) => self.cut("journal", len),
             None => Ok(()),
@@ -172,7 +172,7 @@ impl JobFolder {
     }
 
     /// Makes one of the folder's own directories (`tmp`, `work`, `vars`) if missing. Returns its path.
-    pub(crate) fn make_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
+    pub fn make_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
         match files::make_dir(&self.shared.jobs, self.inside(name).as_str()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(self.error("make", name)(error))
@@ -183,7 +183,7 @@ impl JobFolder {
 
     /// Removes the files of an invocation, `tmp/CALL`. If a step has put many or large files beside them, some of these stay
     /// until the job's end. A step may have replaced any of the folders by a link: none is followed.
-    pub(crate) fn remove_step_files(&self, call: u32) -> Result<(), StoreError> {
+    pub fn remove_step_files(&self, call: u32) -> Result<(), StoreError> {
         let remove = || {
             let tmp = files::open_dir(self.open()?, "tmp")?;
             let name = CString::new(call.to_string())?;
@@ -208,7 +208,7 @@ impl JobFolder {
     }
 
     /// Records the end of the job, whose log is complete. With `durability = power` also notes the synced length.
-    pub(crate) fn record_end(&self, end: &End) -> Result<(), StoreError> {
+    pub fn record_end(&self, end: &End) -> Result<(), StoreError> {
         if self.synced().is_some() {
             self.shared.with_reserve(|| self.note_synced(end.log_len))?;
         }
@@ -256,12 +256,12 @@ pub struct LogFile {
 
 impl LogFile {
     /// Returns the inode, for the record.
-    pub(crate) const fn inode(&self) -> u64 {
+    pub const fn inode(&self) -> u64 {
         self.inode
     }
 
     /// Checks that the file has at least the reported length.
-    pub(crate) fn check_reaches(&self, known: u64) -> Result<(), LogLost> {
+    pub fn check_reaches(&self, known: u64) -> Result<(), LogLost> {
         let actual = self.length()?;
         if actual < known { Err(LogLost::Cut { actual, expected: known }) } else { Ok(()) }
     }
@@ -272,7 +272,7 @@ impl LogFile {
     }
 
     /// Reads at most `max` bytes at `offset`, up to the reported length `known`. Fails if the file ends before.
-    pub(crate) fn read_piece(&self, offset: u64, known: u64, max: usize) -> Result<Vec<u8>, LogLost> {
+    pub fn read_piece(&self, offset: u64, known: u64, max: usize) -> Result<Vec<u8>, LogLost> {
         // A file that was cut and has grown again holds other bytes at this offset.
         self.check_reaches(known)?;
         let want = usize::try_from(known.saturating_sub(offset)).unwrap_or(usize::MAX).min(max);

@@ -2,7 +2,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use super::*;
-use crate::journal::{Damage, DamageKind, MAX_FRAMED, MAX_RECORD, append_record};
+use step_runner_log::journal::{Damage, DamageKind, MAX_FRAMED, MAX_RECORD, append_record};
 
 fn change(folder: &JobFolder, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = fs::read(folder.path("steps")).unwrap();
