@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use support::user::change_program;
 use support::{Client, Setup, is_root, names, parts};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_step-runner");
@@ -100,10 +101,8 @@ async fn a_copy_that_runs_is_replaced_and_runs_on() {
     let scene = Scene::new();
     scene.copied(&PLAIN, "bin", "bin/step-runner");
     let copy = scene.path("bin/step-runner");
-    // Changes the copy so that it has to be replaced. It can still be executed.
-    let mut content = std::fs::read(&copy).unwrap();
-    content.push(0);
-    std::fs::write(&copy, content).unwrap();
+    // Now it has to be replaced.
+    change_program(&copy);
     let daemon = Setup::new().program(&copy).start();
     scene.copied(&PLAIN, "bin", "bin/step-runner");
     let client: Client = daemon.client().await;

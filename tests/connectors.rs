@@ -5,10 +5,10 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use support::user::write_program;
 use support::{Daemon, processes_with, wait_for};
 
 /// Scripts of the fakes. `ssh` passes the remote command line to a shell, the others execute it.
@@ -40,8 +40,7 @@ impl Scene {
         let path = self.bin.join(name);
         let noted = self.bin.join("arguments");
         let text = format!("#!/bin/sh\necho \"{name} $*\" >> '{}'\n{script}\n", noted.display());
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &text);
     }
 
     /// Returns the command lines of the fake programs so far.

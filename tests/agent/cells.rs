@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -15,6 +14,7 @@ use crate::fake_gitlab::{ACCESS, FakeGitlab, Fault, REGISTRATION, RUNNER};
 use crate::git_server::GitServer;
 use crate::jobs::waits_for;
 use crate::sources::tools;
+use crate::support::user::write_program;
 use crate::support::{tree, wait_for};
 
 const ASK: &str = "POST /jobs/request";
@@ -247,8 +247,7 @@ fn c07_sources_are_cloned_and_fetched_from_the_cell_of_the_job_s_token() {
     cells.two.serve_git(server.host());
     let programs = cells.scene.path("programs");
     fs::create_dir(&programs).unwrap();
-    fs::write(programs.join("git"), GIT).unwrap();
-    fs::set_permissions(programs.join("git"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&programs.join("git"), GIT);
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     cells.scene.start_with(|command| _ = command.env("PATH", path));
     for (sha, wanted) in [(&first, "one"), (&second, "two")] {

@@ -1,13 +1,13 @@
 //! The sources of a job, from a real Git server.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
 
 use crate::git_server::GitServer;
 use crate::scene::Scene;
 use crate::support::tree;
+use crate::support::user::write_program;
 
 /// Makes a job's sources those of a commit. The server wants the job's token.
 fn sources(job: &mut Value, server: &GitServer, name: &str, sha: &str) {
@@ -195,8 +195,7 @@ fn job_with_large_files(server: &GitServer, sha: &str, is_there: bool, skip: Opt
     let mut scene = Scene::new();
     let programs = scene.path("programs");
     fs::create_dir(&programs).unwrap();
-    fs::write(programs.join("git-lfs"), LFS).unwrap();
-    fs::set_permissions(programs.join("git-lfs"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&programs.join("git-lfs"), LFS);
     if !is_there {
         fs::write(programs.join("git-lfs.absent"), "").unwrap();
     }
