@@ -11,7 +11,6 @@ pub mod cli;
 pub mod grpc;
 mod logging;
 mod proxy;
-mod pull;
 mod systemd;
 
 // The crates below this one.
@@ -30,6 +29,7 @@ pub use step_runner_model as model;
 pub use step_runner_model::error;
 pub use step_runner_process as process;
 pub use step_runner_proto as pb;
+pub use step_runner_pull as pull;
 pub use step_runner_store as store;
 pub use step_runner_system::{clock, failpoint, files, signal, threads};
 pub use step_runner_transfer::{builtin, fetch, oci};

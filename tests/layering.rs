@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use imports::Imports;
 
 /// Modules that the root crate re-exports from the crates below it.
-const CRATES: [&str; 28] = [
+const CRATES: [&str; 29] = [
     "model",
     "ci",
     "error",
@@ -27,6 +27,7 @@ const CRATES: [&str; 28] = [
     "insight",
     "custom_executor",
     "keeper",
+    "pull",
     "store",
     "web",
     "oci",
@@ -127,25 +128,6 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("grpc", grpc.clone()),
         ("app", app.clone()),
         ("proxy", vec!["net"]),
-        (
-            "pull",
-            vec![
-                "agent",
-                "ci",
-                "client",
-                "model",
-                "pb",
-                "net",
-                "process",
-                "store",
-                "variables",
-                "web",
-                "oci",
-                "files",
-                "clock",
-                "error",
-            ],
-        ),
         ("bootstrap", vec![]),
         (
             "cli",

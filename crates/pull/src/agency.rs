@@ -25,16 +25,16 @@ use super::program::Programs;
 use super::rotation::Rotation;
 use super::settings::{Provider, Settings};
 use super::users;
-use crate::agent::answer::Unreachable;
-use crate::agent::config::{Config, Entry};
-use crate::agent::names::Names;
-use crate::agent::payload::{self, Taken};
-use crate::agent::record::{self, Phase, Record, Stop, Unreadable, Wanted};
-use crate::agent::routing::{Base, Call};
-use crate::agent::scheduler::{Action, EntryId, Event, Exit, Once, RequestId, Scheduler, Signal, Told};
-use crate::agent::tokens::Token;
-use crate::error::{Chain, Exit as ExitCode, Failure};
-use crate::files::free_space;
+use step_runner_agent::answer::Unreachable;
+use step_runner_agent::config::{Config, Entry};
+use step_runner_agent::names::Names;
+use step_runner_agent::payload::{self, Taken};
+use step_runner_agent::record::{self, Phase, Record, Stop, Unreadable, Wanted};
+use step_runner_agent::routing::{Base, Call};
+use step_runner_agent::scheduler::{Action, EntryId, Event, Exit, Once, RequestId, Scheduler, Signal, Told};
+use step_runner_agent::tokens::Token;
+use step_runner_model::error::{Chain, Exit as ExitCode, Failure};
+use step_runner_system::files::free_space;
 
 /// Space that the state needs, in bytes. Below it no entry asks.
 const SPACE: u64 = 64 << 20;
@@ -49,13 +49,13 @@ const SWEEP: Duration = Duration::from_hours(1);
 const UNREAD_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// What the agent is started with.
-pub(crate) struct Options {
+pub struct Options {
     /// Configuration.
-    pub(crate) config: PathBuf,
+    pub config: PathBuf,
     /// Folder of the state.
-    pub(crate) state: PathBuf,
+    pub state: PathBuf,
     /// At most one job.
-    pub(crate) once: Option<Once>,
+    pub once: Option<Once>,
 }
 
 /// An entry at work.
@@ -99,7 +99,7 @@ struct Agency {
 }
 
 /// Runs the agent until a signal or its one job ends it. Returns its exit code.
-pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
+pub async fn run(options: Options) -> Result<u8, Failure> {
     let config = configuration::read(&options.config)?;
     let state = State::take(options.state.clone())?;
     let cannot = |error: std::io::Error| {

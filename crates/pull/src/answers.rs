@@ -1,9 +1,9 @@
 //! Reads a daemon's answers to calls about a job (agent.md §5).
 
-use crate::agent::lifecycle::RunAnswer;
-use crate::agent::outcome::Refusal;
-use crate::client::Error;
-use crate::error::Chain;
+use step_runner_agent::lifecycle::RunAnswer;
+use step_runner_agent::outcome::Refusal;
+use step_runner_client::Error;
+use step_runner_model::error::Chain;
 
 /// Words of a daemon's refusal that are about the content of a job.
 const OF_CONTENT: [&str; 3] = ["malformed_steps", "invalid_variable", "too_large"];

@@ -9,14 +9,14 @@ use url::Url;
 
 use super::clock;
 use super::settings::Settings;
-use crate::agent::answer::redirect::{self, Kind, Place, Redirect};
-use crate::agent::answer::retry::{self, Hints};
-use crate::agent::answer::{Answer, Reply, Unreachable, text};
-use crate::agent::routing::{Base, Call, Ticket};
-use crate::agent::tokens::Token;
-use crate::error::Chain;
-use crate::web::fault::RequestFault;
-use crate::web::{Network, TlsFiles};
+use step_runner_agent::answer::redirect::{self, Kind, Place, Redirect};
+use step_runner_agent::answer::retry::{self, Hints};
+use step_runner_agent::answer::{Answer, Reply, Unreachable, text};
+use step_runner_agent::routing::{Base, Call, Ticket};
+use step_runner_agent::tokens::Token;
+use step_runner_model::error::Chain;
+use step_runner_web::fault::RequestFault;
+use step_runner_web::{Network, TlsFiles};
 
 /// Longest silence of a server: it may hold a request for a job for minutes.
 const SILENCE: Duration = Duration::from_mins(10);
@@ -32,7 +32,7 @@ const MAX_ANSWER: usize = 64 << 10;
 
 /// The API of one instance, as one entry reaches it. Clones share their connections.
 #[derive(Clone)]
-pub(crate) struct Api {
+pub struct Api {
     base: Base,
     client: reqwest::Client,
     files: TlsFiles,
@@ -49,7 +49,7 @@ pub(super) struct Apis {
 
 /// The content of a request.
 #[derive(Clone)]
-pub(crate) enum Content {
+pub enum Content {
     /// A JSON object.
     Json(Json),
     /// Bytes of a trace, and the position of their first.
@@ -58,18 +58,18 @@ pub(crate) enum Content {
 
 /// An answer of the server.
 #[derive(Debug)]
-pub(crate) struct Response {
+pub struct Response {
     /// The parts that decide.
-    pub(crate) answer: Answer,
+    pub answer: Answer,
     /// Its content.
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
     /// True if it is a web page: then this is no API.
-    pub(crate) is_page: bool,
+    pub is_page: bool,
 }
 
 /// A call without an answer. Holds no secret.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CallFailure {
+pub enum CallFailure {
     /// The request or its answer did not get through.
     #[error("{0}")]
     Transport(String),
@@ -84,7 +84,7 @@ pub(crate) enum CallFailure {
 /// Reasons why the API of an entry cannot be called. Holds no secret.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up connections to {base}: {why}")]
-pub(crate) struct NoApi {
+pub struct NoApi {
     base: Base,
     why: String,
 }
@@ -94,7 +94,7 @@ pub(crate) type CallResult = Result<Response, CallFailure>;
 
 impl Response {
     /// Returns the server's words about a refusal.
-    pub(crate) fn message(&self, token: &Token) -> String {
+    pub fn message(&self, token: &Token) -> String {
         let words = text::message(&String::from_utf8_lossy(&self.body), &[token]);
         let status = self.answer.status;
         if self.is_page {
@@ -118,7 +118,7 @@ pub(super) fn reply(result: &CallResult) -> Reply {
 
 impl Api {
     /// Prepares connections to the instance `base`. One without a call is closed after `max_age` (agent.md §3).
-    pub(crate) fn new(
+    pub fn new(
         base: Base,
         files: &TlsFiles,
         allowed_hosts: Vec<String>,
@@ -140,7 +140,7 @@ impl Api {
     }
 
     /// Makes a call, with all its tries.
-    pub(crate) async fn call(
+    pub async fn call(
         &self,
         call: &Call,
         token: &Token,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::agent::time::{Jitter, Moment, Now, WallTime};
+use step_runner_agent::time::{Jitter, Moment, Now, WallTime};
 
 /// A steady clock that began with the agent, and the wall clock.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl Clock {
 
 /// Returns the time of the wall clock.
 pub(super) fn wall() -> WallTime {
-    WallTime(u64::try_from(crate::clock::now_micros() / 1_000).unwrap_or_default())
+    WallTime(u64::try_from(step_runner_system::clock::now_micros() / 1_000).unwrap_or_default())
 }
 
 /// Draws the random part of a wait. Without a source of randomness returns the middle: it is not essential.

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use super::folder::replace;
 use super::place::make_folder;
-use crate::agent::config::edit::EditError;
-use crate::agent::config::{Config, ConfigErrors};
-use crate::error::{Exit, Failure};
-use crate::files::operators::read_text;
-use crate::store::{Lock, LockError};
+use step_runner_agent::config::edit::EditError;
+use step_runner_agent::config::{Config, ConfigErrors};
+use step_runner_model::error::{Exit, Failure};
+use step_runner_store::{Lock, LockError};
+use step_runner_system::files::operators::read_text;
 
 /// Longest file.
 const LONGEST: u64 = 16 << 20;
@@ -21,7 +21,7 @@ const OF_OTHERS: u32 = 0o077;
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfigFailure {
+pub enum ConfigFailure {
     /// There is no file.
     #[error("there is no configuration {}", .0.display())]
     Missing(PathBuf),
@@ -66,7 +66,7 @@ impl From<ConfigFailure> for Failure {
 const FREE_STEP: usize = 1_000;
 
 /// Reads the file with at least one entry.
-pub(crate) fn read(path: &Path) -> Result<Config, ConfigFailure> {
+pub fn read(path: &Path) -> Result<Config, ConfigFailure> {
     let mut config = Config::read(&path.display().to_string(), &text(path)?)?;
     if config.entries.is_empty() {
         return Err(ConfigFailure::NoEntry(path.to_owned()));
@@ -98,7 +98,7 @@ fn usable(path: &Path) -> Result<String, ConfigFailure> {
 }
 
 /// Returns the configuration that `work` would make of a file, and writes nothing. `what` would do so.
-pub(crate) fn preview(
+pub fn preview(
     path: &Path,
     what: &str,
     work: impl FnOnce(&str) -> Result<String, EditError>,
@@ -108,16 +108,16 @@ pub(crate) fn preview(
 }
 
 /// The file, which no other command changes while this value lives.
-pub(crate) struct Locked {
+pub struct Locked {
     path: PathBuf,
     /// Its text; empty if there is none yet.
-    pub(crate) text: String,
+    pub text: String,
     _lock: Lock,
 }
 
 impl Locked {
     /// Locks the file and reads it.
-    pub(crate) fn take(path: &Path) -> Result<Self, ConfigFailure> {
+    pub fn take(path: &Path) -> Result<Self, ConfigFailure> {
         let cannot = |error| ConfigFailure::File(path.to_owned(), error);
         make_folder(path.parent().unwrap_or(path)).map_err(cannot)?;
         let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -129,18 +129,18 @@ impl Locked {
     }
 
     /// Reads the file again. Only our own commands heed the lock: what a person has written meanwhile stays.
-    pub(crate) fn refresh(&mut self) -> Result<(), ConfigFailure> {
+    pub fn refresh(&mut self) -> Result<(), ConfigFailure> {
         self.text = usable(&self.path)?;
         Ok(())
     }
 
     /// Returns the entries of the text.
-    pub(crate) fn config(&self) -> Result<Config, ConfigFailure> {
+    pub fn config(&self) -> Result<Config, ConfigFailure> {
         Ok(Config::read(&self.path.display().to_string(), &self.text)?)
     }
 
     /// Changes the text by `work`. A text with mistakes is not taken.
-    pub(crate) fn edit(
+    pub fn edit(
         &mut self,
         work: impl FnOnce(&str) -> Result<String, EditError>,
     ) -> Result<(), ConfigFailure> {
@@ -151,7 +151,7 @@ impl Locked {
     }
 
     /// Returns the path of a file beside this one that is not there yet: its name ends in a number and `end`.
-    pub(crate) fn free_path(&self, number: usize, end: &str) -> PathBuf {
+    pub fn free_path(&self, number: usize, end: &str) -> PathBuf {
         let stem = self.path.file_stem().unwrap_or_default().to_string_lossy();
         let path = |number: usize| self.path.with_file_name(format!("{stem}.{number}.{end}"));
         // Each import of a file has fewer entries than this.
@@ -159,12 +159,12 @@ impl Locked {
     }
 
     /// Writes another file beside this one, 0600.
-    pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> Result<(), ConfigFailure> {
+    pub fn write_beside(path: &Path, bytes: &[u8]) -> Result<(), ConfigFailure> {
         replace(path, bytes, true).map_err(|error| ConfigFailure::File(path.to_owned(), error))
     }
 
     /// Writes the text, 0600.
-    pub(crate) fn write(&self) -> Result<(), ConfigFailure> {
+    pub fn write(&self) -> Result<(), ConfigFailure> {
         replace(&self.path, self.text.as_bytes(), true)
             .map_err(|error| ConfigFailure::File(self.path.clone(), error))
     }

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 use super::place::{DAEMON_SOCKET, environment, make_folder};
-use crate::client::{Address, Client, Options};
-use crate::error::Chain;
-use crate::files::tail;
-use crate::net::Socket;
-use crate::process::detached::{Detached, Started};
+use step_runner_client::net::Socket;
+use step_runner_client::{Address, Client, Options};
+use step_runner_model::error::Chain;
+use step_runner_process::detached::{Detached, Started};
+use step_runner_system::files::tail;
 
 /// Time for the agent's own daemon to accept connections.
 const START: Duration = Duration::from_secs(30);

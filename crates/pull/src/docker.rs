@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 use super::daemons::Daemons;
 use super::engine::{Engine, Kind, LOOK, Trouble};
 use super::environment::{AGAIN, Engines, Failed, Fate, Order, PROGRAM, SOCKET, Seen};
-use crate::agent::config::Docker as Settings;
-use crate::agent::environment::STATE_LABEL;
 use preparation::Preparation;
+use step_runner_agent::config::Docker as Settings;
+use step_runner_agent::environment::STATE_LABEL;
 pub(super) use things::sweep;
 
 /// How `docker` complains.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::program::{Input, ProgramError, Programs};
-use crate::process::connector::StartError;
+use step_runner_process::connector::StartError;
 
 /// Time limit of a call that makes or removes something.
 const CALL: Duration = Duration::from_mins(2);
@@ -173,7 +173,7 @@ impl fmt::Display for Trouble {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pull::{docker, kube};
+    use crate::{docker, kube};
 
     #[test]
     fn the_words_of_the_programs_have_a_meaning() {

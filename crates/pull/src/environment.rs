@@ -17,8 +17,8 @@ use super::kube::{self, Kube};
 use super::program::Programs;
 use super::settings::{Provider, Settings};
 use super::wanted::{Mask, Wanted};
-use crate::agent::lifecycle::Event;
-use crate::agent::outcome::EnvironmentFailure;
+use step_runner_agent::lifecycle::Event;
+use step_runner_agent::outcome::EnvironmentFailure;
 
 /// Folder in the job's container with the program, and with socket and state of its daemon.
 pub(super) const FOLDER: &str = "/opt/step-runner";
@@ -172,7 +172,7 @@ impl Order<'_> {
 
     /// Returns the variable from which the program takes these words behind an entrypoint that drops them.
     pub(super) fn spare(&self) -> (&'static str, String) {
-        (crate::variables::RECOVERY_VARIABLE, STANDARD.encode(json!(self.serve()).to_string()))
+        (step_runner_core::variables::RECOVERY_VARIABLE, STANDARD.encode(json!(self.serve()).to_string()))
     }
 }
 

@@ -6,11 +6,11 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::agent::lifecycle::Disk;
-use crate::agent::names::is_folder;
-use crate::agent::record::Record;
-use crate::agent::sealed::{MAX_SIZE, Unusable};
-use crate::agent::trace::Checkpoint;
+use step_runner_agent::lifecycle::Disk;
+use step_runner_agent::names::is_folder;
+use step_runner_agent::record::Record;
+use step_runner_agent::sealed::{MAX_SIZE, Unusable};
+use step_runner_agent::trace::Checkpoint;
 
 const RECORD: &str = "record";
 const HEAD: &str = "head";

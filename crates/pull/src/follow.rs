@@ -5,12 +5,12 @@ use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
 
 use super::environment::{AGAIN, Environment};
-use crate::agent::lifecycle::{DaemonEnd, Event};
-use crate::agent::outcome::FailedStep;
-use crate::client::{Client, Error, Event as LogEvent};
-use crate::error::Chain;
-use crate::model::{CancelCause, JobId};
-use crate::pb::v1;
+use step_runner_agent::lifecycle::{DaemonEnd, Event};
+use step_runner_agent::outcome::FailedStep;
+use step_runner_client::{Client, Error, Event as LogEvent};
+use step_runner_model::error::Chain;
+use step_runner_model::{CancelCause, JobId};
+use step_runner_proto::v1;
 
 /// Exit code of a job whose processes are gone.
 const INTERRUPTED: i32 = -4;

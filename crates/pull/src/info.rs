@@ -2,9 +2,9 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::agent::routing::Ticket;
-use crate::agent::tokens::Token;
-use crate::oci::Platform;
+use step_runner_agent::routing::Ticket;
+use step_runner_agent::tokens::Token;
+use step_runner_transfer::oci::Platform;
 
 /// Version in requests.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -52,7 +52,7 @@ const OF_PROVIDERS: [&str; 6] = [
 ];
 
 /// Returns the description of the agent. `labels` are those of the entry; `has_images` if it provides images.
-pub(crate) fn info(labels: &[(String, String)], has_images: bool) -> Json {
+pub fn info(labels: &[(String, String)], has_images: bool) -> Json {
     let platform = platform();
     let (system, architecture) = platform.split_once('/').unwrap_or((&platform, ""));
     let features: serde_json::Map<String, Json> = FEATURES

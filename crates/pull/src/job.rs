@@ -20,17 +20,17 @@ use super::follow::{self, OfJob};
 use super::request;
 use super::settings::Settings;
 use super::wanted::{Mask, Wanted};
-use crate::agent::final_update::{TraceSum, body};
-use crate::agent::lifecycle::{Action, CancelHow, Event, Job, RunAnswer};
-use crate::agent::names::Names;
-use crate::agent::outcome::{EnvironmentFailure, Outcome, Refusal};
-use crate::agent::record::{Record, Stop};
-use crate::agent::routing::{Base, Call};
-use crate::agent::scheduler::EntryId;
-use crate::ci::job::Job as CiJob;
-use crate::client::Client;
-use crate::error::Chain;
-use crate::model::JobId;
+use step_runner_agent::final_update::{TraceSum, body};
+use step_runner_agent::lifecycle::{Action, CancelHow, Event, Job, RunAnswer};
+use step_runner_agent::names::Names;
+use step_runner_agent::outcome::{EnvironmentFailure, Outcome, Refusal};
+use step_runner_agent::record::{Record, Stop};
+use step_runner_agent::routing::{Base, Call};
+use step_runner_agent::scheduler::EntryId;
+use step_runner_ci::job::Job as CiJob;
+use step_runner_client::Client;
+use step_runner_model::JobId;
+use step_runner_model::error::Chain;
 
 /// Time between two tries to write a file of the record, on a disk that is full perhaps.
 const DISK_AGAIN: Duration = Duration::from_secs(5);
@@ -229,7 +229,7 @@ impl JobTask {
         &self,
         outcome: Option<&Outcome>,
         sum: Option<TraceSum>,
-        event: fn(crate::agent::answer::Reply) -> Event,
+        event: fn(step_runner_agent::answer::Reply) -> Event,
     ) {
         let record = self.job.record();
         let content = Content::Json(body(&record.token, &self.info, outcome, sum));

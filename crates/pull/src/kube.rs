@@ -19,8 +19,8 @@ use super::daemons::Daemons;
 use super::engine::{Engine, Kind, LOOK, Trouble};
 use super::environment::{AGAIN, Engines, Failed, Fate, Order, PROGRAM, SOCKET, Seen};
 use super::settings::Cluster;
-use crate::agent::config::Kubernetes as Settings;
 use preparation::Preparation;
+use step_runner_agent::config::Kubernetes as Settings;
 pub(super) use things::sweep;
 
 /// How `kubectl` complains. An API server that has just started forbids everything for a moment, and a quota that is

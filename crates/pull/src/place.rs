@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::folder::replace;
-use crate::error::{Exit, Failure};
-use crate::store::Lock;
-use crate::store::socket::MAX_PATH;
+use step_runner_model::error::{Exit, Failure};
+use step_runner_store::Lock;
+use step_runner_store::socket::MAX_PATH;
 
 /// Folder of the agent's own daemon, below the state.
 const DAEMON: &str = "daemon";
@@ -29,12 +29,12 @@ const STATE_ID_LENGTH: usize = 16;
 const ID_FILE: &str = ".runner_system_id";
 
 /// Returns the path of the configuration if none was named.
-pub(crate) fn default_config() -> PathBuf {
+pub fn default_config() -> PathBuf {
     of_user("XDG_CONFIG_HOME", ".config", "/etc").join("step-runner/agent.toml")
 }
 
 /// Returns the folder of the state if none was named.
-pub(crate) fn default_state() -> PathBuf {
+pub fn default_state() -> PathBuf {
     of_user("XDG_STATE_HOME", ".local/state", "/var/lib").join("step-runner/agent")
 }
 
@@ -48,7 +48,7 @@ fn of_user(variable: &str, below_home: &str, of_root: &str) -> PathBuf {
 }
 
 /// Returns the id of this machine at the server: that of the file beside the configuration, which is made if need be.
-pub(crate) fn system_id(config: &Path) -> io::Result<String> {
+pub fn system_id(config: &Path) -> io::Result<String> {
     let path = config.with_file_name(ID_FILE);
     if let Ok(text) = fs::read_to_string(&path)
         && is_system_id(text.trim())
@@ -89,7 +89,7 @@ pub(super) fn make_folder(path: &Path) -> io::Result<()> {
 }
 
 /// The folder of the state. While this value lives, no other agent uses it.
-pub(crate) struct State {
+pub struct State {
     /// Its path.
     pub(super) path: PathBuf,
     /// Its id, by which things at an engine are known as ours.
@@ -104,7 +104,7 @@ impl State {
     }
 
     /// Makes the folder if need be, and takes its lock.
-    pub(crate) fn take(path: PathBuf) -> Result<Self, Failure> {
+    pub fn take(path: PathBuf) -> Result<Self, Failure> {
         let cannot = |error: io::Error| {
             Failure::new(Exit::Configuration, format!("cannot use the folder {}: {error}", path.display()))
                 .with_remedy("name a folder that this user can write with --state-dir")

@@ -10,8 +10,8 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use crate::model::ExitStatus;
-use crate::process::connector::{Connector, StartError, Streams};
+use step_runner_model::ExitStatus;
+use step_runner_process::connector::{Connector, StartError, Streams};
 
 /// Programs at work at the same time: an engine has other clients.
 const AT_ONCE: usize = 4;

@@ -4,24 +4,24 @@ use serde_json::{Map, Value as Json};
 
 use super::api::{Api, CallFailure, CallResult, Content, Response};
 use super::info::runner_body;
-use crate::agent::routing::Call;
-use crate::agent::tokens::{RunnerTokenKind, Token};
-use crate::error::Chain;
+use step_runner_agent::routing::Call;
+use step_runner_agent::tokens::{RunnerTokenKind, Token};
+use step_runner_model::error::Chain;
 
 /// A runner as the server tells of it.
 #[derive(Default)]
-pub(crate) struct Runner {
+pub struct Runner {
     /// Its token, if the server gave one.
-    pub(crate) token: Option<Token>,
+    pub token: Option<Token>,
     /// Its number.
-    pub(crate) id: Option<u64>,
+    pub id: Option<u64>,
     /// Time at which the token expires, as the server wrote it.
-    pub(crate) expires: Option<String>,
+    pub expires: Option<String>,
 }
 
 /// Reasons why the server did not do it. Holds no token.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RegisterFailure {
+pub enum RegisterFailure {
     /// It refuses.
     #[error("{url}: the server refuses the token: {message}")]
     Refused {
@@ -66,13 +66,13 @@ pub(crate) enum RegisterFailure {
 
 impl RegisterFailure {
     /// True if the server said that the token is not valid.
-    pub(crate) const fn is_refusal(&self) -> bool {
+    pub const fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }
 }
 
 /// A server, as the commands for runners reach it.
-pub(crate) struct Registry {
+pub struct Registry {
     api: Api,
     url: String,
     system_id: String,
@@ -81,12 +81,12 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// Makes the calls from the machine `system_id`. `info` is the description of the agent.
-    pub(crate) const fn new(api: Api, url: String, system_id: String, info: Json) -> Self {
+    pub const fn new(api: Api, url: String, system_id: String, info: Json) -> Self {
         Self { api, url, system_id, info }
     }
 
     /// Asks if a runner's token is valid.
-    pub(crate) async fn verify(&self, token: &Token) -> Result<Runner, RegisterFailure> {
+    pub async fn verify(&self, token: &Token) -> Result<Runner, RegisterFailure> {
         let body = runner_body(token, &self.system_id, &self.info);
         let response = self.expect(&[200], token, self.call(&Call::Verify, token, body).await)?;
         // Old servers answer with a text.
@@ -94,7 +94,7 @@ impl Registry {
     }
 
     /// Registers a runner with a registration token.
-    pub(crate) async fn register(
+    pub async fn register(
         &self,
         token: &Token,
         options: &Map<String, Json>,
@@ -108,7 +108,7 @@ impl Registry {
     }
 
     /// Creates a runner with an access token.
-    pub(crate) async fn create(
+    pub async fn create(
         &self,
         access: &Token,
         options: &Map<String, Json>,
@@ -126,7 +126,7 @@ impl Registry {
     }
 
     /// Removes this machine from a created runner, or a registered runner.
-    pub(crate) async fn remove(&self, token: &Token) -> Result<(), RegisterFailure> {
+    pub async fn remove(&self, token: &Token) -> Result<(), RegisterFailure> {
         let (call, taken): (_, &[u16]) = match token.runner_kind() {
             RunnerTokenKind::Created => (Call::DeleteManager, &[204, 404]),
             RunnerTokenKind::Registered => (Call::DeleteRunner, &[204]),
@@ -139,7 +139,7 @@ impl Registry {
     }
 
     /// Removes a runner with all its machines.
-    pub(crate) async fn delete(&self, token: &Token) -> Result<(), RegisterFailure> {
+    pub async fn delete(&self, token: &Token) -> Result<(), RegisterFailure> {
         let body = serde_json::json!({"token": token.expose()});
         self.expect(&[204], token, self.call(&Call::DeleteRunner, token, body).await).map(drop)
     }

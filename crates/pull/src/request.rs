@@ -5,15 +5,15 @@ use serde_json::{Value as Json, json};
 
 use super::info::{REVISION, VERSION, platform};
 use super::settings::Settings;
-use crate::agent::answer::text::TOKEN_PREFIXES;
-use crate::agent::names::{Names, short_token};
-use crate::agent::record::Record;
-use crate::agent::routing::Base;
-use crate::ci::Strategy;
-use crate::ci::job::{Content, Job, of_payload};
-use crate::ci::plan::{self, Artifacts, Images, Plan, Stores};
-use crate::client::Request;
-use crate::model::JobId;
+use step_runner_agent::answer::text::TOKEN_PREFIXES;
+use step_runner_agent::names::{Names, short_token};
+use step_runner_agent::record::Record;
+use step_runner_agent::routing::Base;
+use step_runner_ci::Strategy;
+use step_runner_ci::job::{Content, Job, of_payload};
+use step_runner_ci::plan::{self, Artifacts, Images, Plan, Stores};
+use step_runner_client::Request;
+use step_runner_model::JobId;
 
 /// Variable with the folder for sources, below the builds directory.
 const CLONE_PATH: &str = "GIT_CLONE_PATH";

@@ -7,10 +7,10 @@ use super::environment::Engines;
 use super::kube;
 use super::program::Programs;
 use super::settings::Cluster;
-use crate::agent::environment::Address;
+use step_runner_agent::environment::Address;
 
 /// Returns the rights that an entry's jobs need and this account has not, as texts for people.
-pub(crate) async fn missing_rights(address: &Address) -> Vec<String> {
+pub async fn missing_rights(address: &Address) -> Vec<String> {
     let Address::KubeRun { context, namespace } = address else { return Vec::new() };
     let cluster = Cluster { context: context.clone(), namespace: namespace.clone() };
     let engines =

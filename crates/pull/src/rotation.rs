@@ -11,10 +11,10 @@ use super::configuration::Locked;
 use super::info;
 use super::job::Surroundings;
 use super::register::{Registry, Runner};
-use crate::agent::config::Entry;
-use crate::agent::config::edit::{self, Value};
-use crate::agent::scheduler::EntryId;
-use crate::agent::time::{Moment, Now};
+use step_runner_agent::config::Entry;
+use step_runner_agent::config::edit::{self, Value};
+use step_runner_agent::scheduler::EntryId;
+use step_runner_agent::time::{Moment, Now};
 
 /// Time after a try at which the next one may begin.
 const AGAIN: Duration = Duration::from_mins(10);

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::users;
-use crate::agent::config::{Docker, Entry, Kubernetes};
-use crate::agent::environment::{Address, ImagePolicy};
+use step_runner_agent::config::{Docker, Entry, Kubernetes};
+use step_runner_agent::environment::{Address, ImagePolicy};
 
 /// The part of a cluster in which Pods are made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub(super) struct Settings {
 
 /// An entry that this version cannot serve.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unserved {
+pub enum Unserved {
     /// Nobody says where Pods have this program from.
     #[error(
         "the entry \"{0}\" has no `program_image`: name an image with this program as its entrypoint, which the \
@@ -131,7 +131,7 @@ impl Settings {
         let address = match &entry.address {
             Address::Own | Address::DockerRun | Address::KubeRun { .. } => None,
             Address::Daemon(text) => {
-                let parsed: Result<crate::client::Address, _> = text.parse();
+                let parsed: Result<step_runner_client::Address, _> = text.parse();
                 parsed.map_err(|error| Unserved::Address { name: name.clone(), why: error.to_string() })?;
                 Some(text.clone())
             }
@@ -194,7 +194,7 @@ impl Settings {
 ///
 /// # Errors
 /// It cannot, and does not start with such an entry.
-pub(crate) fn check(entry: &Entry) -> Result<(), Unserved> {
+pub fn check(entry: &Entry) -> Result<(), Unserved> {
     Settings::of(entry, |name| format!("/{name}")).map(drop)
 }
 

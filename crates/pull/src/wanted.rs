@@ -7,19 +7,19 @@ use serde_json::Value as Json;
 
 use super::request;
 use super::settings::{Provider, Settings};
-use crate::agent::answer::text;
-use crate::agent::config::EntryService;
-use crate::agent::environment::{
+use step_runner_agent::answer::text;
+use step_runner_agent::config::EntryService;
+use step_runner_agent::environment::{
     AuthFile, Overwrite, PullPolicy, Rules, aliases, image, is_allowed, is_reference, overwritten,
     pull_policies, user,
 };
-use crate::agent::names::{cache_volume, short_token};
-use crate::agent::outcome::EnvironmentFailure;
-use crate::agent::payload;
-use crate::agent::record::Record;
-use crate::agent::routing::Base;
-use crate::ci::file::Image;
-use crate::ci::job::Job;
+use step_runner_agent::names::{cache_volume, short_token};
+use step_runner_agent::outcome::EnvironmentFailure;
+use step_runner_agent::payload;
+use step_runner_agent::record::Record;
+use step_runner_agent::routing::Base;
+use step_runner_ci::file::Image;
+use step_runner_ci::job::Job;
 
 /// Variable with logins for registries.
 const LOGINS: &str = "DOCKER_AUTH_CONFIG";

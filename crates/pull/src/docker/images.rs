@@ -11,12 +11,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value as Json, json};
 
 use super::{Preparation, options};
-use crate::agent::environment::{AuthFile, Login, PullFailure, PullPolicy, Pulls, pull_failure};
-use crate::agent::outcome::EnvironmentFailure;
-use crate::pull::engine::{Engine, Trouble};
-use crate::pull::environment::Failed;
-use crate::pull::place::make_folder;
-use crate::pull::wanted::Container;
+use crate::engine::{Engine, Trouble};
+use crate::environment::Failed;
+use crate::place::make_folder;
+use crate::wanted::Container;
+use step_runner_agent::environment::{AuthFile, Login, PullFailure, PullPolicy, Pulls, pull_failure};
+use step_runner_agent::outcome::EnvironmentFailure;
 
 /// Time limit of one pull. The time limit of the preparation is mostly shorter.
 const PULL: Duration = Duration::from_hours(1);

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{Docker, program};
-use crate::agent::environment::labels;
-use crate::agent::outcome::EnvironmentFailure;
-use crate::pull::daemons::Daemons;
-use crate::pull::engine::{Engine, LOOK, Trouble};
-use crate::pull::environment::{AGAIN, ANSWER, FOLDER, Failed, LINES, Order, PROGRAM, Seen};
-use crate::pull::info::platform;
-use crate::pull::program::Input;
-use crate::pull::wanted::Container;
+use crate::daemons::Daemons;
+use crate::engine::{Engine, LOOK, Trouble};
+use crate::environment::{AGAIN, ANSWER, FOLDER, Failed, LINES, Order, PROGRAM, Seen};
+use crate::info::platform;
+use crate::program::Input;
+use crate::wanted::Container;
+use step_runner_agent::environment::labels;
+use step_runner_agent::outcome::EnvironmentFailure;
 
 /// Time between two tries to reach it.
 const PAUSE: Duration = Duration::from_millis(100);

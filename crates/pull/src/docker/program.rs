@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 
 use tar::{Builder, EntryType, Header};
 
-use crate::pull::program::Input;
+use crate::program::Input;
 
 /// This program, also after it was replaced on disk.
 const OWN: &str = "/proc/self/exe";

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::preparation::{Preparation, of_image};
-use crate::agent::outcome::EnvironmentFailure;
-use crate::pull::engine::{LOOK, Trouble};
-use crate::pull::environment::{Failed, PROGRAM, Seen};
-use crate::pull::wanted::Service;
+use crate::engine::{LOOK, Trouble};
+use crate::environment::{Failed, PROGRAM, Seen};
+use crate::wanted::Service;
+use step_runner_agent::outcome::EnvironmentFailure;
 
 impl Preparation<'_> {
     fn service_name(&self, number: usize) -> String {

@@ -5,11 +5,11 @@ use std::path::Path;
 use tokio_util::sync::CancellationToken;
 
 use super::{engine, host};
-use crate::agent::config::Docker as Settings;
-use crate::agent::environment::{Found, STATE_LABEL, orphans};
-use crate::pull::engine::{Engine, Trouble};
-use crate::pull::environment::Engines;
-use crate::pull::folder::environments;
+use crate::engine::{Engine, Trouble};
+use crate::environment::Engines;
+use crate::folder::environments;
+use step_runner_agent::config::Docker as Settings;
+use step_runner_agent::environment::{Found, STATE_LABEL, orphans};
 
 /// A kind of things: how its things are listed and removed. A container holds its volumes and its network, so it goes
 /// before.
@@ -64,7 +64,7 @@ async fn remove_these(engine: &Engine, kind: &Kind, names: Vec<&str>) -> Result<
 }
 
 /// Removes what earlier runs of the agent left at an engine: all of this state that no record in `jobs` names.
-pub(in crate::pull) async fn sweep(engines: &Engines, settings: &Settings, jobs: &Path) {
+pub(crate) async fn sweep(engines: &Engines, settings: &Settings, jobs: &Path) {
     let engine = engine(engines, &host(settings.host.as_deref()), CancellationToken::new());
     let mut removed = Vec::new();
     for kind in &KINDS {

@@ -6,9 +6,9 @@ use serde_json::{Map as JsonMap, Value as Json, json};
 
 use super::BUILD;
 use super::template::Template;
-use crate::agent::environment::{PullPolicy, labels};
-use crate::pull::environment::{FOLDER, PROGRAM, RUN};
-use crate::pull::wanted::{Container, Service, Wanted};
+use crate::environment::{FOLDER, PROGRAM, RUN};
+use crate::wanted::{Container, Service, Wanted};
+use step_runner_agent::environment::{PullPolicy, labels};
 
 /// Longest name of a host in a Pod.
 const LONGEST_HOST: usize = 253;

@@ -13,13 +13,13 @@ use super::pod::{Plan, is_host, secret};
 use super::state::{Hindered, Hindrance, Progress, progress, seen};
 use super::template::Template;
 use super::{BUILD, Kube, things};
-use crate::agent::environment::{AuthFile, pull_failure, registry_of};
-use crate::agent::outcome::EnvironmentFailure;
-use crate::pull::daemons::Daemons;
-use crate::pull::engine::{Engine, LOOK, Trouble};
-use crate::pull::environment::{AGAIN, ANSWER, Failed, LINES, Order, PROGRAM, Seen};
-use crate::pull::program::Input;
-use crate::pull::wanted::Service;
+use crate::daemons::Daemons;
+use crate::engine::{Engine, LOOK, Trouble};
+use crate::environment::{AGAIN, ANSWER, Failed, LINES, Order, PROGRAM, Seen};
+use crate::program::Input;
+use crate::wanted::Service;
+use step_runner_agent::environment::{AuthFile, pull_failure, registry_of};
+use step_runner_agent::outcome::EnvironmentFailure;
 
 /// Time between two looks at a Pod.
 const PAUSE: Duration = Duration::from_secs(1);

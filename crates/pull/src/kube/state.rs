@@ -2,8 +2,8 @@
 
 use serde_json::Value as Json;
 
-use crate::agent::environment::STATE_LABEL;
-use crate::pull::environment::Seen;
+use crate::environment::Seen;
+use step_runner_agent::environment::STATE_LABEL;
 
 /// Reasons of a container that waits as each one does.
 const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map as JsonMap, Value as Json};
 
-use crate::files::operators::read_text;
+use step_runner_system::files::operators::read_text;
 
 /// Longest file.
 const LONGEST: u64 = 1 << 20;
@@ -23,7 +23,7 @@ impl Template {
     pub(super) fn read(path: &str) -> Result<Self, String> {
         let cannot = |why: String| format!("cannot use the Pod template {path}: {why}");
         let text = read_text(Path::new(path), LONGEST).map_err(|error| cannot(error.to_string()))?;
-        let json = crate::ci::file::plain(path, &text).map_err(|found| {
+        let json = step_runner_ci::file::plain(path, &text).map_err(|found| {
             cannot(found.first().map_or_else(|| "it is no YAML".to_owned(), ToString::to_string))
         })?;
         Self::of(json).map_err(|why| cannot(why.to_owned()))

@@ -5,11 +5,11 @@ use std::path::Path;
 use tokio_util::sync::CancellationToken;
 
 use super::engine;
-use crate::agent::environment::{Found, STATE_LABEL, orphans};
-use crate::pull::engine::{Engine, Trouble};
-use crate::pull::environment::Engines;
-use crate::pull::folder::environments;
-use crate::pull::settings::Cluster;
+use crate::engine::{Engine, Trouble};
+use crate::environment::Engines;
+use crate::folder::environments;
+use crate::settings::Cluster;
+use step_runner_agent::environment::{Found, STATE_LABEL, orphans};
 
 /// Time for a Pod to go. That of a node which is lost never does by itself.
 const LEAVES: &str = "--timeout=60s";
@@ -34,7 +34,7 @@ pub(super) async fn remove_secret(engine: &Engine, name: &str) -> Result<(), Tro
 
 /// Removes what earlier runs of the agent left in a namespace: all Pods of this state that no record in `jobs` names,
 /// and their Secrets.
-pub(in crate::pull) async fn sweep(engines: &Engines, cluster: &Cluster, jobs: &Path) {
+pub(crate) async fn sweep(engines: &Engines, cluster: &Cluster, jobs: &Path) {
     let engine = engine(engines, cluster, CancellationToken::new());
     let label = format!("{STATE_LABEL}={}", engines.state);
     let names = match engine.call(&["get", "pods", "--selector", &label, "--output", "name"]).await {
