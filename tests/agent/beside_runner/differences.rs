@@ -1,15 +1,13 @@
-//! The list of differences: each line that only one of the two programs has, with a reason.
+//! The list of differences from a release of the Runner: each line that only one of the two programs has, with a reason.
+//!
+//! `differences-RELEASE.txt` has reasons, each with a word for it, and lines `WORD SIGN LINE @ JOBS`. `-` is a line of the
+//! Runner, `+` one of the agent.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::RELEASE;
 use super::observed::Observed;
-
-/// The list: reasons, each with a word for it, and lines `WORD SIGN LINE @ JOBS`. `-` is a line of the Runner, `+` one of the
-/// agent.
-const LIST: &str = include_str!("differences.txt");
 
 /// Stands between the reasons and the lines.
 const BORDER: &str = "\n\n";
@@ -18,8 +16,15 @@ const BORDER: &str = "\n\n";
 const UNKNOWN: &str = "?";
 
 /// Compares what was observed with the list. With `UPDATE_EXPECTED` set it writes the list, with the reasons that are known.
-pub(super) fn check(there: &[Observed], here: &[Observed]) {
-    let (reasons, listed) = LIST.split_once(BORDER).unwrap();
+pub(super) fn check(release: &str, there: &[Observed], here: &[Observed]) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/beside_runner");
+    let path = folder.join(format!("differences-{release}.txt"));
+    let is_renewed = std::env::var_os("UPDATE_EXPECTED").is_some();
+    let text = match fs::read_to_string(&path) {
+        Err(_) if is_renewed => BORDER.to_owned(),
+        text => text.unwrap_or_else(|error| panic!("no list for GitLab Runner {release}: {error}")),
+    };
+    let (reasons, listed) = text.split_once(BORDER).unwrap();
     let words: BTreeMap<&str, &str> = listed.lines().filter_map(entry).collect();
     let mut list = String::new();
     for (line, jobs) in collected(there, here) {
@@ -28,8 +33,7 @@ pub(super) fn check(there: &[Observed], here: &[Observed]) {
         let jobs = if all { "each job".to_owned() } else { jobs.join(", ") };
         list.extend([word, " ", &line, " @ ", &jobs, "\n"]);
     }
-    if std::env::var_os("UPDATE_EXPECTED").is_some() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/beside_runner/differences.txt");
+    if is_renewed {
         fs::write(path, format!("{reasons}{BORDER}{list}")).unwrap();
         return;
     }
@@ -37,7 +41,7 @@ pub(super) fn check(there: &[Observed], here: &[Observed]) {
     let changed = differing(&lines(listed), &lines(&list));
     assert!(
         changed.is_empty(),
-        "other differences from GitLab Runner {RELEASE} than listed:\n{}",
+        "other differences from GitLab Runner {release} than listed:\n{}",
         changed.join("\n")
     );
     for line in listed.lines() {

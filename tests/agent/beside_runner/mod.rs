@@ -1,5 +1,5 @@
 //! Gives a real GitLab Runner (shell executor) and the agent the same jobs. Requests, results and traces must be the same,
-//! but for `differences.txt`, which has a reason for each line. `scripts/agent-compare` builds the Runner.
+//! but for the list of its release, which has a reason for each line. `scripts/agent-compare` builds the Runner.
 
 mod cases;
 mod differences;
@@ -7,6 +7,7 @@ mod observed;
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use self::cases::{CASES, Case};
 use self::observed::Observed;
@@ -14,9 +15,6 @@ use crate::fake_gitlab::{FakeGitlab, RUNNER, clients};
 use crate::git_server::GitServer;
 use crate::gitlab_runner::{self, Runner};
 use crate::scene::Scene;
-
-/// Release of the Runner that `differences.txt` is about.
-const RELEASE: &str = "12.5.0";
 
 /// Gives all jobs, one after the other, and returns what was observed of each.
 fn observe(gitlab: &FakeGitlab, git: &GitServer, folder: &Path) -> Vec<Observed> {
@@ -47,6 +45,7 @@ fn names(gitlab: &FakeGitlab, git: &GitServer, folder: &Path) -> Vec<(String, &'
     let mut names = vec![
         (folder.display().to_string(), "FOLDER"),
         (gitlab.url(), "SERVER"),
+        (gitlab.url().replace("http://", ""), "SERVER"),
         (git.host(), "GIT"),
         (RUNNER.to_owned(), "RUNNER"),
         (token, "SHORT"),
@@ -57,6 +56,13 @@ fn names(gitlab: &FakeGitlab, git: &GitServer, folder: &Path) -> Vec<(String, &'
     ];
     names.retain(|(text, _)| !text.is_empty());
     names
+}
+
+/// Returns the release of a Runner.
+fn release(program: &Path) -> String {
+    let output = Command::new(program).arg("--version").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("Version:")).unwrap().trim().to_owned()
 }
 
 /// Runs all jobs with the Runner.
@@ -100,5 +106,5 @@ fn jobs_are_the_same_as_with_a_gitlab_runner_but_for_a_list() {
     cases::repository(&git);
     let there = with_runner(&program, &git);
     let here = with_agent(&git);
-    differences::check(&there, &here);
+    differences::check(&release(&program), &there, &here);
 }
