@@ -281,7 +281,7 @@ fn now() -> std::time::Instant {
 
 /// True if this fault is enabled in the keeper. The oracle must detect it.
 fn is_put_in(fault: &str) -> bool {
-    fail::eval(&format!("simulate::keeper::{fault}"), |_| ()).is_some()
+    step_runner::failpoint::fail::eval(&format!("simulate::keeper::{fault}"), |_| ()).is_some()
 }
 
 /// A short random time.

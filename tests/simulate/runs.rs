@@ -43,7 +43,7 @@ pub(crate) fn place() -> tempfile::TempDir {
 pub(crate) fn run(schedule: &Schedule, fault: Option<&str>) -> Verdict {
     let folder = place();
     if let Some((name, action)) = fault.and_then(|fault| fault.split_once('=')) {
-        fail::cfg(name, action).unwrap();
+        step_runner::failpoint::fail::cfg(name, action).unwrap();
     }
     let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(schedule, folder.path())));
     played.unwrap_or_else(|panic| {

@@ -176,8 +176,8 @@ fn on_stage<T>(
 mod fail {
     /// Disables all failpoints.
     pub(super) fn teardown_all() {
-        for (name, _) in ::fail::list() {
-            ::fail::remove(name);
+        for (name, _) in step_runner::failpoint::fail::list() {
+            step_runner::failpoint::fail::remove(name);
         }
     }
 }
@@ -424,7 +424,7 @@ impl World {
             Do::Panic { at } => {
                 self.armed.push(at);
                 self.oracle.borrow_mut().armed();
-                ::fail::cfg(at, "1*panic").unwrap();
+                step_runner::failpoint::fail::cfg(at, "1*panic").unwrap();
             }
         }
     }

@@ -8,6 +8,10 @@
 use std::io;
 use std::time::Duration;
 
+/// For tests that set a place in their own process.
+#[cfg(feature = "failpoints")]
+pub use fail;
+
 /// Reads `FAILPOINTS`. Call it once, at the start of a program, before its threads.
 #[cfg(feature = "failpoints")]
 pub fn set_up() {

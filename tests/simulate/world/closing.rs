@@ -12,7 +12,7 @@ use step_runner::model::JobId;
 impl World {
     /// Finishes all jobs and checks that nothing of them is left and all slots are free.
     pub(super) async fn close(&mut self) {
-        self.armed.iter().for_each(::fail::remove);
+        self.armed.iter().for_each(step_runner::failpoint::fail::remove);
         if self.is_paused {
             self.is_paused = false;
             self.operate(|jobs| async move { jobs.resume().await });

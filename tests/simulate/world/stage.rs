@@ -105,7 +105,9 @@ pub(super) struct Virtual {
 
 impl Clock for Virtual {
     fn uptime(&self) -> Duration {
-        let jumped = ::fail::eval("simulate::clock::uptime_jumps", |_| self.jumped.get().unsigned_abs());
+        let jumped = step_runner::failpoint::fail::eval("simulate::clock::uptime_jumps", |_| {
+            self.jumped.get().unsigned_abs()
+        });
         self.start.elapsed() + Duration::from_secs(jumped.unwrap_or(0))
     }
 
