@@ -1,6 +1,6 @@
 //! step-runner: runs the steps of a CI job inside its environment and loses nothing.
 //!
-//! This crate is the program: actors, services, the keeper, fetching, commands. What these share is in the crates below
+//! This crate is the program: actors, services, commands. What they use and share is in the crates below
 //! it, each under its short name here (docs/internals/architecture.md, "Crates"). A program that only follows jobs needs
 //! [`client`], the crate `step-runner-client`, alone.
 
@@ -19,7 +19,7 @@ pub use step_runner_ci as ci;
 pub use step_runner_client as client;
 pub use step_runner_client::net;
 pub use step_runner_core::{config, job, plan, queue, variables};
-pub use step_runner_custom_executor as custom_executor;
+use step_runner_custom_executor as custom_executor;
 pub use step_runner_insight as insight;
 pub use step_runner_keeper as keeper;
 pub use step_runner_lang as lang;
@@ -29,8 +29,9 @@ pub use step_runner_model as model;
 pub use step_runner_model::error;
 pub use step_runner_process as process;
 pub use step_runner_proto as pb;
-pub use step_runner_pull as pull;
+use step_runner_pull as pull;
 pub use step_runner_store as store;
-pub use step_runner_system::{clock, failpoint, files, signal, threads};
+pub use step_runner_system::{clock, failpoint, threads};
+use step_runner_system::{files, signal};
 pub use step_runner_transfer::{builtin, fetch, oci};
 pub use step_runner_web as web;

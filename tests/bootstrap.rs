@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use support::user::change_program;
+use support::programs::change_program;
 use support::{Client, Setup, is_root, names, parts};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_step-runner");

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use support::user::write_program;
+use support::programs::write_program;
 use support::{Daemon, processes_with, wait_for};
 
 /// Scripts of the fakes. `ssh` passes the remote command line to a shell, the others execute it.

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
-use support::user::{ORDINARY, Place, copy_of_the_program, copy_program, words};
+use support::programs::copy_program;
+use support::user::{ORDINARY, Place, copy_of_the_program, words};
 use support::{
     Daemon, PATIENCE, Setup, contains, is_alive, is_root, kill, logs, parts, processes_with, script, until,
     wait_for,

@@ -14,7 +14,7 @@ use crate::fake_gitlab::{ACCESS, FakeGitlab, Fault, REGISTRATION, RUNNER};
 use crate::git_server::GitServer;
 use crate::jobs::waits_for;
 use crate::sources::tools;
-use crate::support::user::write_program;
+use crate::support::programs::write_program;
 use crate::support::{tree, wait_for};
 
 const ASK: &str = "POST /jobs/request";

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::git_server::GitServer;
 use crate::scene::Scene;
+use crate::support::programs::write_program;
 use crate::support::tree;
-use crate::support::user::write_program;
 
 /// Makes a job's sources those of a commit. The server wants the job's token.
 fn sources(job: &mut Value, server: &GitServer, name: &str, sha: &str) {

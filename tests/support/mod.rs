@@ -13,6 +13,7 @@ pub(crate) mod frames;
 pub(crate) mod logs;
 pub(crate) mod parts;
 pub(crate) mod process;
+pub(crate) mod programs;
 pub(crate) mod registry;
 pub(crate) mod user;
 

@@ -1,13 +1,13 @@
 //! Unprivileged users. Tests that run as root start daemons and clients as these users.
 
 use std::ffi::OsStr;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Setup;
+use super::programs::copy_program;
 
 /// User id and group id for most tests.
 pub(crate) const ORDINARY: u32 = 1_000;
@@ -65,25 +65,4 @@ pub(crate) fn copy_of_the_program(folder: &Path) -> PathBuf {
     let program = folder.join("step-runner");
     copy_program(env!("CARGO_BIN_EXE_step-runner").as_ref(), &program);
     program
-}
-
-/// Copies a program. It uses another process: a child that another test forks meanwhile would inherit our descriptor
-/// and keep the file open for writing.
-pub(crate) fn copy_program(from: &Path, to: &Path) {
-    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
-}
-
-/// Writes a program. It uses another process, as [`copy_program`] does.
-pub(crate) fn write_program(path: &Path, text: &str) {
-    let mut writer = Command::new("sh");
-    writer.args(["-c", "cat >\"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
-    let mut child = writer.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
-}
-
-/// Adds a byte to the end of a program, which can still be executed then. It uses another process, as [`copy_program`] does.
-pub(crate) fn change_program(path: &Path) {
-    let status = Command::new("sh").args(["-c", "printf x >>\"$0\""]).arg(path).status().unwrap();
-    assert!(status.success());
 }

@@ -84,7 +84,7 @@ impl KeeperFrame {
         encode(&ToKeeper { id: 0, request }).map(Self)
     }
 
-    /// Returns the request, as the keeper reads it.
+    /// Returns the request, as the keeper reads it. Tests look into frames with it.
     pub fn request(&self) -> Option<Request> {
         postcard::from_bytes::<ToKeeper>(self.0.get(4..)?).ok().map(|message| message.request)
     }

@@ -18,7 +18,7 @@ const INTERRUPTED: i32 = -4;
 /// Exit code of a job that was cancelled.
 const CANCELLED: i32 = -2;
 
-/// Number of looks at an environment whose daemon was told to stop.
+/// Number of looks at an environment whose daemon was told to stop: a Pod has 30 s to end after that.
 const LOOKS: usize = 15;
 
 /// Facts about a job that its log does not tell.

@@ -1,4 +1,4 @@
-//! What daemon, keeper and commands have of the operating system, except processes.
+//! Gives daemon, keeper and commands the clock, files, threads and signals of the operating system.
 //!
 //! - [`clock`] is the time, which a test can steer;
 //! - [`files`] makes every operation on files of ours;

@@ -1,4 +1,4 @@
-//! What a job fetches from servers and sends to them.
+//! Fetches functions, sources, caches and artifacts for jobs, and publishes images of functions.
 //!
 //! - [`fetch`] brings the functions that steps name, from Git, registries and this machine, and keeps them in a cache;
 //! - [`oci`] is the client of registries;
