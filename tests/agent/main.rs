@@ -28,4 +28,5 @@ mod sources;
 mod support;
 mod survival;
 
+// Named by the included `git_server`.
 use support::parts;

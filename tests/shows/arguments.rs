@@ -20,13 +20,18 @@ const NUMBERS: &[&str] = &[
     "trees",
     "cuts",
     "mib",
+    "seeds",
+    "from",
+    "races",
+    "abandoned",
 ];
 /// Our options that take a number with a fraction.
 const FRACTIONS: &[&str] = &["scale", "minutes"];
 /// Our options that take a text. `jobs` is a number in some proofs, and a kind of jobs in others.
-const TEXTS: &[&str] = &["only", "grace", "cgroup", "jobs"];
+const TEXTS: &[&str] = &["only", "grace", "cgroup", "jobs", "fault"];
 /// Our flags.
-const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls", "untimed", "records", "bless"];
+const FLAGS: &[&str] =
+    &["keeper", "both", "run", "all", "syscalls", "untimed", "records", "bless", "worker", "no-keep"];
 /// Options of test runners that take a value.
 const FOREIGN: &[&str] = &["test-threads", "skip", "format", "color", "logfile", "shuffle-seed", "Z"];
 /// Options of test runners without a value.
@@ -136,6 +141,12 @@ impl Arguments {
 
     pub(crate) fn number(&self, name: &str, default: u64) -> u64 {
         self.numbers.get(name).copied().unwrap_or(default)
+    }
+
+    /// Returns the number of an option, if it was given.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn given(&self, name: &str) -> Option<u64> {
+        self.numbers.get(name).copied()
     }
 
     pub(crate) fn fraction(&self, name: &str, default: f64) -> f64 {

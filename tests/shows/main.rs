@@ -49,6 +49,8 @@ mod records;
 mod reference;
 mod relay;
 mod relay_program;
+#[cfg(feature = "failpoints")]
+mod simulate;
 mod soak;
 mod ssh;
 mod sshd;
@@ -94,6 +96,8 @@ const PROOFS: &[Proof] = &[
     ("terminal", terminal::run),
     ("agent-crash", agent_crash::run),
     ("agent-load", agent_load::run),
+    #[cfg(feature = "failpoints")]
+    ("simulate", simulate::run),
 ];
 
 fn main() -> ExitCode {

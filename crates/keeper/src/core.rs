@@ -9,7 +9,7 @@
 //! The core owns what is decided about jobs: their records, which requests were done, the stages of their steps, the
 //! end of a job with the ladder of signals, the gate while phrases are prepared, and what the daemon is told in which
 //! order. It holds no descriptor, opens no path, starts no thread and reads no clock (`tests/layering.rs`); a timer is
-//! an [`Instant`](std::time::Instant) that [`Core::next_timer`] returns. So `tests/simulate` runs it on virtual time
+//! an [`Instant`](std::time::Instant) that [`Core::next_timer`] returns. So `tests/shows/simulate` runs it on virtual time
 //! with processes of its own.
 //!
 //! - [`Core`] (`state`) is all jobs; `requests` performs what the daemon asks for; `record` holds a job's events;

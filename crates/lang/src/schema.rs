@@ -1,7 +1,7 @@
 //! JSON Schema of function files, for editors and other programs: the shape of what [`super::document`] reads.
 //!
 //! The types here are never made; their fields and comments become the schema. What a schema cannot say (templates,
-//! references as text, what both documents must agree on) is left to the check. `tests/schema.rs` holds both together.
+//! references as text, what both documents must agree on) is left to the check. `tests/behaviour/schema.rs` holds both together.
 
 #![expect(dead_code, reason = "only the shape of the types is used")]
 
