@@ -30,7 +30,7 @@ use step_runner::pb::v1::{RunRequest, State, Status};
 use tonic::Code;
 
 /// Longest wait for anything. It is never needed, even on a loaded machine.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Bound for things that must not wait for something else. In these tests that something takes ten minutes.
 pub(crate) const SOON: Duration = Duration::from_secs(20);

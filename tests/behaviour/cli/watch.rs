@@ -4,12 +4,10 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longest wait for a line.
-const PATIENCE: Duration = Duration::from_mins(1);
+use crate::support::{PATIENCE, wait_for};
 
 /// A watch in a folder of its own.
 struct Watch {
@@ -107,21 +105,19 @@ fn a_change_runs_the_job_again_and_what_a_run_makes_does_not() {
 fn a_run_under_way_is_cancelled_first_and_leaves_no_process() {
     let script = "cat data; echo $$ > shell.$(cat data); trap \"echo tidied; exit 1\" TERM; while :; do sleep 0.05; done";
     let watch = Watch::start(script, &[("data", "one\n")]);
+    // The file is empty for a moment before it has the shell's number.
+    let shell = |name: &str| {
+        let file = watch.path(&format!("shell.{name}"));
+        wait_for("a shell", || std::fs::read_to_string(&file).ok().filter(|text| text.ends_with('\n')))
+    };
     watch.until("one");
-    while !watch.path("shell.one").exists() {
-        std::thread::yield_now();
-    }
+    let one = shell("one");
     write(&watch.path("data"), "two\n");
     let seen = watch.until("two");
     assert!(seen.iter().any(|line| line.contains("tidied")), "{seen:#?}");
-    while std::fs::read_to_string(watch.path("shell.two")).is_ok_and(|text| text.is_empty())
-        || !watch.path("shell.two").exists()
-    {
-        std::thread::yield_now();
-    }
-    let shells = ["shell.one", "shell.two"].map(|name| std::fs::read_to_string(watch.path(name)).unwrap());
+    let two = shell("two");
     assert_eq!(watch.interrupted(), Some(130));
-    for shell in shells {
+    for shell in [one, two] {
         assert!(!Path::new("/proc").join(shell.trim()).exists(), "{shell}");
     }
 }

@@ -17,7 +17,7 @@ use step_runner::log::line::{Entry, Joiner};
 use step_runner::model::{ExitStatus, JobId, JobKey, LogChannel, ResourceLimits};
 
 /// Longest wait for an answer of the keeper. It is never needed, even on a loaded machine.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Bound for things that must not wait for something else. In these tests that something takes ten minutes.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
