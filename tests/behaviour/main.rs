@@ -1,4 +1,5 @@
-//! What users, clients and operators meet: each module starts the real program and looks at it from outside.
+//! Tests that start the real program and look at it from outside, as users, clients and operators do. Some compare the
+//! repository's own files.
 //!
 //! The modules share one program, so that it is linked once and its tests wait side by side. A test may change nothing
 //! that the whole process has: no variable, no working directory, no signal, no failpoint.
@@ -67,7 +68,7 @@ mod systemd;
 // Named by the included `git_server`.
 use support::parts;
 
-/// What the included `session` expects in its test program.
+/// The part of the proofs' module `verdict` that `session` names.
 #[cfg(feature = "failpoints")]
 mod verdict {
     /// A check that failed.
