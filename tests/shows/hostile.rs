@@ -13,7 +13,9 @@ mod rounds;
 mod shape;
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -259,7 +261,7 @@ fn descriptors<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &
         rustix::process::prlimit(pid, Resource::Nofile, limit).map_err(|error| error.to_string())?;
         let mut callers = Vec::new();
         for _ in 0..120 {
-            let wire = frames::Wire::open(&scene.socket()).map_err(|error| error.to_string())?;
+            let wire = call(&scene.socket()).map_err(|error| error.to_string())?;
             wire.patience(Duration::from_millis(200)).ok();
             callers.push(wire);
         }
@@ -290,6 +292,21 @@ fn descriptors<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &
         misses.check("the good client", reader.finish(&client).await);
         Ok(())
     })
+}
+
+/// Connects and sends the first bytes. A caller that has already been turned away cannot send them, which is no failure:
+/// [`is_closed`] counts it.
+fn call(socket: &Path) -> io::Result<frames::Wire> {
+    let mut wire = frames::Wire::silent(socket)?;
+    match wire
+        .send(frames::PREFACE)
+        .and_then(|()| wire.send(&frames::frame(frames::kind::SETTINGS, 0, 0, &[])))
+    {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+            Err(error)
+        }
+        _ => Ok(wire),
+    }
 }
 
 fn is_closed(stream: &UnixStream) -> bool {
