@@ -29,9 +29,10 @@ use crate::failpoint;
 use crate::job::effect::{Program, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
 use crate::keeper::link::{KeeperFrame, KeeperLink};
-use crate::keeper::protocol::{Request, SpawnStep, StepEnd, StepOver};
+use crate::keeper::protocol::{Request, SpawnStep, StartPart, StepEnd, StepOver};
 use crate::model::{FinishedProcess, JobKey, text};
 use crate::process::given::Room;
+use crate::process::spawn::Stage;
 use crate::store::JobFolder;
 use crate::threads::{self, Work};
 
@@ -266,8 +267,8 @@ impl Handler<Over> for StepActor {
                 }
                 _ => ProcessEnd::Exited(status),
             },
-            StepEnd::NotStarted { what, errno } => {
-                ProcessEnd::NotStarted(self.could_not_start(&what, &io::Error::from_raw_os_error(errno)))
+            StepEnd::NotStarted { part, errno } => {
+                ProcessEnd::NotStarted(self.could_not_start(part, &io::Error::from_raw_os_error(errno)))
             }
         };
         self.done(end, ctx);
@@ -275,15 +276,17 @@ impl Handler<Over> for StepActor {
 }
 
 impl StepActor {
-    fn could_not_start(&self, what: &str, error: &io::Error) -> String {
+    fn could_not_start(&self, part: StartPart, error: &io::Error) -> String {
         let spawn = &self.task.spawn;
         if error.raw_os_error() == Some(libc::E2BIG) {
             // The kernel counts more than [`given::check`] knows of, such as the words of an interpreter.
             return given::too_large(None, Room::here().total);
         }
-        let text = match what {
-            "work_dir" => format!("cannot enter the working directory {}: {error}", spawn.work_dir),
-            "exec" => match &spawn.program {
+        let text = match part {
+            StartPart::Stage(Stage::WorkDir) => {
+                format!("cannot enter the working directory {}: {error}", spawn.work_dir)
+            }
+            StartPart::Stage(Stage::Exec) => match &spawn.program {
                 Program::Command(argv) => {
                     let name = argv.first().map_or("", String::as_str);
                     // The program exists, so the missing file is the interpreter that it names.
@@ -300,8 +303,10 @@ impl StepActor {
                     format!("cannot execute step-runner for {}: {error}", program.name)
                 }
             },
-            "limits" => return format!("resource: the job cannot be held to its limits: {error}"),
-            what => format!("cannot start a process ({what}): {error}"),
+            StartPart::Stage(Stage::Limits) => {
+                return format!("resource: the job cannot be held to its limits: {error}");
+            }
+            part => format!("cannot start a process ({}): {error}", String::from(part)),
         };
         if is_shortage(error) { format!("resource: {text}") } else { text }
     }

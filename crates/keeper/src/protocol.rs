@@ -15,15 +15,17 @@
 //! **Frames of the keeper are small.** The record of a job may have many megabytes, so it is read in pieces
 //! ([`Request::ReadRecord`]). [`HeldJob`] holds what a daemon must know before that.
 
+mod ends;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use step_runner_model::{
-    ExitStatus, FinishedProcess, JobKey, LogChannel, ResourceLimits, Shortage, Unenforceable,
-};
+use step_runner_model::{JobKey, LogChannel, ResourceLimits, Unenforceable};
 use step_runner_process::cgroup::Usage;
+
+pub use ends::{Closed, StartPart, StepEnd, StepOver};
 
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
@@ -423,55 +425,6 @@ impl<'de> Deserialize<'de> for SecretBytes {
         }
         from.deserialize_byte_buf(Block)
     }
-}
-
-/// End of a step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StepOver {
-    /// The step.
-    pub step: u32,
-    /// Exit of its process, or the failure to start it.
-    pub end: StepEnd,
-    /// Living processes of the job after the step, those left earlier included.
-    pub left: u32,
-    /// Resource that ran short while it ran.
-    pub shortage: Option<Shortage>,
-    /// Usage of the job so far.
-    pub usage: Usage,
-    /// End and usage of its process.
-    pub ran: FinishedProcess,
-    /// True if the job is being closed with it ([`SpawnStep::closes`]).
-    pub closes: bool,
-}
-
-/// End of a step's process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum StepEnd {
-    /// The process ran and ended.
-    Exited(ExitStatus),
-    /// The process could not be started.
-    NotStarted {
-        /// Failed part of the start: `work_dir`, `exec`, `fork`, `pipe`, `cgroup`, `limits`, `arguments` (a NUL byte in
-        /// one). `cancelled` if an end of the job was requested before.
-        what: String,
-        /// The system's error number.
-        errno: i32,
-    },
-}
-
-/// Report on the end of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Closed {
-    /// Final length of the log.
-    pub log_len: u64,
-    /// Processes that could not be killed within `kill_wait`.
-    pub unkilled: Vec<u32>,
-    /// CPU time of all processes of the job, if the kernel counted it.
-    pub cpu_time: Option<Duration>,
-    /// Peak memory in bytes, if the kernel counted it.
-    pub peak_memory: Option<u64>,
-    /// True if the log could not be written to its end; its last state is kept (logs.md §6).
-    pub log_damaged: bool,
 }
 
 /// Failure of a request.

@@ -89,6 +89,11 @@ impl Stage {
         Self::ALL.into_iter().find(|stage| stage.number() == number).unwrap_or(Self::Fork)
     }
 
+    /// Returns the stage with this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|stage| stage.name() == name)
+    }
+
     /// One word for messages between daemon and keeper.
     pub const fn name(self) -> &'static str {
         match self {

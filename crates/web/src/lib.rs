@@ -84,9 +84,9 @@ pub enum WebError {
     /// A file of certificates or of a key that a setting names is unusable.
     #[error("cannot read a certificate or key from {}: name a PEM file that this user can read", .0.display())]
     File(PathBuf),
-    /// The client's key does not fit its certificate.
-    #[error("the key and the certificate of this client do not belong together")]
-    Identity,
+    /// The client's key does not fit its certificate, or one of them cannot be used.
+    #[error("the key and the certificate of this client cannot be used together")]
+    Identity(#[source] rustls::Error),
     /// The client could not be created.
     #[error("cannot set up the HTTP client")]
     Client(#[source] reqwest::Error),

@@ -70,7 +70,7 @@ pub(super) fn config(
     let config = ClientConfig::builder().dangerous().with_custom_certificate_verifier(verifier);
     match identity {
         None => Ok(config.with_no_client_auth()),
-        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(|_| WebError::Identity),
+        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(WebError::Identity),
     }
 }
 

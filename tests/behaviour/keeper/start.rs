@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use step_runner::keeper::protocol::{Request, StepEnd};
+use step_runner::keeper::protocol::{Request, StartPart, StepEnd};
+use step_runner::process::spawn::Stage;
 
 use crate::keeper::support::{Keeper, exited, signalled, wait_for_file, wait_until};
 
@@ -46,23 +47,26 @@ fn fault_09_what_cannot_start_says_what_failed_and_why() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let not_started = |what: &str, errno: i32| StepEnd::NotStarted { what: what.to_owned(), errno };
+    let not_started = |stage: Stage, errno: i32| StepEnd::NotStarted { part: StartPart::Stage(stage), errno };
     let client = &mut keeper.client;
-    assert_eq!(job.run_command(client, &["/no/such"]), not_started("exec", 2));
-    assert_eq!(job.run_command(client, &[&script("plain", "x", 0o644)]), not_started("exec", 13));
-    assert_eq!(job.run_command(client, &[&script("noexec", "no magic", 0o755)]), not_started("exec", 8));
-    assert_eq!(job.run_command(client, &[&script("interp", "#!/no/such\n", 0o755)]), not_started("exec", 2));
+    assert_eq!(job.run_command(client, &["/no/such"]), not_started(Stage::Exec, 2));
+    assert_eq!(job.run_command(client, &[&script("plain", "x", 0o644)]), not_started(Stage::Exec, 13));
+    assert_eq!(job.run_command(client, &[&script("noexec", "no magic", 0o755)]), not_started(Stage::Exec, 8));
+    assert_eq!(
+        job.run_command(client, &[&script("interp", "#!/no/such\n", 0o755)]),
+        not_started(Stage::Exec, 2)
+    );
     let circle = dir.join("circle");
     std::os::unix::fs::symlink(&circle, &circle).unwrap();
-    assert_eq!(job.run_command(client, &[circle.to_str().unwrap()]), not_started("exec", 40));
+    assert_eq!(job.run_command(client, &[circle.to_str().unwrap()]), not_started(Stage::Exec, 40));
     let long = "x".repeat(200 << 10);
-    assert_eq!(job.run_command(client, &["/bin/echo", &long]), not_started("exec", 7));
+    assert_eq!(job.run_command(client, &["/bin/echo", &long]), not_started(Stage::Exec, 7));
     let mut lost = job.command(&["/bin/true"]);
     lost.work_dir = dir.join("nowhere");
     let step = lost.step;
     client.tell(Request::Spawn(Box::new(lost)));
-    assert_eq!(client.step_over(job.key, step).end, not_started("work_dir", 2));
-    assert_eq!(job.run_command(client, &["/bin/true", "a\0b"]), not_started("arguments", 22));
+    assert_eq!(client.step_over(job.key, step).end, not_started(Stage::WorkDir, 2));
+    assert_eq!(job.run_command(client, &["/bin/true", "a\0b"]), not_started(Stage::Arguments, 22));
     assert_eq!(job.run_command(client, &["/bin/true"]), exited(0));
     keeper.end();
 }

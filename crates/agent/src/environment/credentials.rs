@@ -33,8 +33,14 @@ pub struct AuthFile {
 
 impl AuthFile {
     /// Reads the text of `DOCKER_AUTH_CONFIG` or of a file.
-    pub fn parse(text: &str) -> Result<Self, &'static str> {
-        let json: Json = serde_json::from_str(text).map_err(|_| "the logins for registries are no JSON")?;
+    ///
+    /// # Errors
+    /// It is no JSON. The error says where, and quotes nothing: the text holds passwords.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let json: Json = serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!("the logins for registries are no JSON: see line {line}, column {column}")
+        })?;
         let mut warnings = Vec::new();
         for (key, warning) in [
             ("credHelpers", "`credHelpers` of the logins for registries is ignored: it names programs"),
@@ -170,6 +176,12 @@ mod tests {
         }
         assert_eq!(sources[0].warnings.len(), 1);
         assert!(!format!("{:?}", AuthFile::first(&sources, "alpine")).contains("secret"));
+    }
+
+    #[test]
+    fn text_that_is_no_json_is_refused_with_its_place_and_without_its_words() {
+        let why = AuthFile::parse("{\"auths\":\n {\"a\": secret}}").err();
+        assert_eq!(why.as_deref(), Some("the logins for registries are no JSON: see line 2, column 8"));
     }
 
     proptest! {

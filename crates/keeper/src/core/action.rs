@@ -4,7 +4,7 @@
 //! Some actions are questions, which an [`Event`](super::Event) answers. The actions that follow from an answer come
 //! before those that were requested after the question.
 
-use crate::protocol::{Closed, FromKeeper, HoldJob, KeeperError, Remembered, Reply, Request};
+use crate::protocol::{Closed, FromKeeper, HoldJob, KeeperError, Remembered, Reply, Request, StartPart};
 use step_runner_log::journal::event::Event as JournalEvent;
 use step_runner_model::{ExitStatus, JobKey, LogChannel, Outcome, StepUsage};
 
@@ -177,8 +177,8 @@ pub enum NotStarted {
 /// A failed start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartFailure {
-    /// See [`StepEnd::NotStarted`](crate::protocol::StepEnd::NotStarted).
-    pub what: &'static str,
+    /// What failed.
+    pub part: StartPart,
     /// The system's error number.
     pub errno: i32,
     /// True if the program is open for writing, which may pass.

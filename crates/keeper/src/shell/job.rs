@@ -9,7 +9,7 @@ use super::leftover;
 use super::log_file::LogFile;
 use super::masking::Masking;
 use super::output::Output;
-use super::processes::{Processes, StartedProcess, words};
+use super::processes::{self, Processes, StartedProcess};
 use super::shared::KeeperShared;
 use super::tree;
 use crate::core::{Body, Event, FinishStep, Job, JobAction, LogView, Look, NotStarted, Serial};
@@ -142,8 +142,7 @@ impl JobBody {
 
     fn not_started(&mut self, step: u32, why: NotStarted) -> StepOver {
         self.processes.forget(step);
-        let (what, errno) = words(why);
-        let end = StepEnd::NotStarted { what: what.to_owned(), errno };
+        let end = processes::not_started(why);
         let usage = self.processes.containment.usage();
         StepOver { step, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
     }

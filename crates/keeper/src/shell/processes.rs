@@ -10,7 +10,7 @@ use super::escaped::{Signs, is_below};
 use super::leftover::Leftovers;
 use super::shared::{KeeperShared, Token};
 use crate::core::{NotStarted, Serial, StartFailure};
-use crate::protocol::{HoldJob, SpawnStep};
+use crate::protocol::{HoldJob, SpawnStep, StartPart, StepEnd};
 use step_runner_model::{ExitStatus, StepUsage};
 use step_runner_process::freezer::thaw_process;
 use step_runner_process::group;
@@ -268,18 +268,22 @@ fn number(pid: Pid) -> u32 {
 
 /// Describes a failed start to the core.
 fn failure(error: SpawnError) -> StartFailure {
-    StartFailure { what: error.stage.name(), errno: error.errno.raw_os_error(), is_busy: error.is_busy() }
+    StartFailure {
+        part: StartPart::Stage(error.stage),
+        errno: error.errno.raw_os_error(),
+        is_busy: error.is_busy(),
+    }
 }
 
-/// Returns the failed part of a start and the system's error number, for the daemon.
-pub(super) fn words(why: NotStarted) -> (&'static str, i32) {
-    let fork = Stage::Fork.name();
-    match why {
-        NotStarted::Cancelled => ("cancelled", Errno::CANCELED.raw_os_error()),
-        NotStarted::ReaperKilled => (fork, Errno::CHILD.raw_os_error()),
-        NotStarted::GivenUp => (fork, Errno::TIMEDOUT.raw_os_error()),
-        NotStarted::Failed(failure) => (failure.what, failure.errno),
-    }
+/// Makes the end of a step that has no process, for the daemon.
+pub(super) fn not_started(why: NotStarted) -> StepEnd {
+    let (part, errno) = match why {
+        NotStarted::Cancelled => (StartPart::Cancelled, Errno::CANCELED.raw_os_error()),
+        NotStarted::ReaperKilled => (StartPart::Stage(Stage::Fork), Errno::CHILD.raw_os_error()),
+        NotStarted::GivenUp => (StartPart::Stage(Stage::Fork), Errno::TIMEDOUT.raw_os_error()),
+        NotStarted::Failed(failure) => (failure.part, failure.errno),
+    };
+    StepEnd::NotStarted { part, errno }
 }
 
 /// Makes the failure of a start that the reaper reports.

@@ -14,7 +14,7 @@ use step_runner::clock;
 use step_runner::keeper::core::{
     Body, Event, FinishStep, Held, JobAction, LogView, Look, NotStarted, Serial,
 };
-use step_runner::keeper::protocol::{Closed, HoldJob, KeeperError, LogStorage, StepEnd, StepOver};
+use step_runner::keeper::protocol::{Closed, HoldJob, KeeperError, LogStorage, StartPart, StepEnd, StepOver};
 use step_runner::model::{ExitStatus, FinishedProcess, JobKey, StepUsage};
 use step_runner::process::cgroup::Usage;
 use tokio::sync::watch;
@@ -186,7 +186,7 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
         }
         JobAction::NotStarted(step, why) => {
             let key = job.key();
-            let end = StepEnd::NotStarted { what: "cancelled".into(), errno: 125 };
+            let end = StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 };
             let is_ended = body.is_to_end || job.is_dropped() || body.stopped.contains(&step);
             let over = body.over(step, end, None);
             if why == NotStarted::Cancelled && !is_ended {

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use super::{Running, Stage};
 use crate::core::{Action, Event, FinishStep, JobAction, Look, Serial, StartFailure};
-use crate::protocol::{Closed, FromKeeper, Reply, StepEnd, StepOver};
+use crate::protocol::{Closed, FromKeeper, Reply, StartPart, StepEnd, StepOver};
 use step_runner_model::{ExitStatus, FinishedProcess};
 use step_runner_process::cgroup::Usage;
+use step_runner_process::spawn;
 
 impl Stage {
     /// Lets the time pass until `until`, with all timers on the way.
@@ -140,7 +141,8 @@ impl Stage {
             JobAction::Line(..) => body.log.len += 10,
             JobAction::Start(step) if body.whims.is_busy => {
                 body.whims.is_busy = false;
-                let failure = StartFailure { what: "exec", errno: 26, is_busy: true };
+                let failure =
+                    StartFailure { part: StartPart::Stage(spawn::Stage::Exec), errno: 26, is_busy: true };
                 return Some(Event::StartFailed(step, failure));
             }
             JobAction::Start(step) => {
@@ -203,7 +205,7 @@ impl Stage {
 }
 
 fn not_started(step: u32) -> StepOver {
-    over(step, StepEnd::NotStarted { what: "cancelled".to_owned(), errno: 125 }, 0)
+    over(step, StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 }, 0)
 }
 
 fn exited(finish: &FinishStep, left: u8) -> StepOver {
