@@ -171,7 +171,7 @@ async fn operate(mut asks: OperatorSignals, jobs: JobsHandle, reload: Reload) {
 
 /// Reads the settings on another thread, within [`RELOAD_TIME`].
 async fn read_again(reload: Reload) -> Result<Config, Failure> {
-    let reading = threads::run(Work::Looks, move || reload());
+    let reading = threads::run(Work::Lookups, move || reload());
     match tokio::time::timeout(RELOAD_TIME, reading).await {
         Ok(Ok(read)) => read,
         Ok(Err(defect)) => Err(Failure::new(Exit::Failure, defect)),

@@ -225,7 +225,7 @@ async fn is_directory(path: PathBuf, caller: Weak<()>) -> bool {
         Known::Otherwise => false,
         Known::Nothing => {
             let look = move || caller.strong_count() > 0 && path.is_dir();
-            threads::run(Work::Looks, look).await.unwrap_or_default()
+            threads::run(Work::Lookups, look).await.unwrap_or_default()
         }
     }
 }

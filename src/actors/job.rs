@@ -4,7 +4,7 @@
 //! It owns the job's connections to others: the link to the keeper, the step's actor, the sinks, the view, the folder and
 //! the timers. It decides nothing about the job itself. It gets [`Begin`], [`CancelAsk`], [`KeeperEventArrived`] and [`KeeperLost`] from the supervisor and the keeper's
 //! connection, and `StepDone` from its step. It sends requests to the keeper, results to the [`TraceSink`], state to
-//! the [`JobView`] and `JobOver` to the supervisor. The keeper records every event before it performs the event's effects:
+//! the [`JobView`] and `JobEnded` to the supervisor. The keeper records every event before it performs the event's effects:
 //! both go over the same connection, in order. What the actor itself does for an event, such as storing a result, may come
 //! first: the keeper's reports let a next daemon repeat such an event.
 
@@ -17,7 +17,7 @@ mod handled_event;
 mod waiting;
 
 pub(super) use driver::{
-    CancelAsk, EndedStep, HeldRequest, NotHeld, PerformedEffects, Reports, ResumedState,
+    CancelAsk, EndedStep, NotRegistered, PerformedEffects, RegisteredRequest, Reports, ResumedState,
 };
 pub(super) use effects::StepDone;
 pub(super) use ending::StorageLost;
@@ -34,7 +34,7 @@ use super::deliver;
 use super::labels;
 use super::log_sink::LogSink;
 use super::redact::Redactor;
-use super::step::{Over, StepActor};
+use super::step::{Ended, StepActor};
 use super::supervisor::{JobBroken, Supervisor};
 use super::trace_sink::{Encode, TraceSink};
 use super::view::{JobView, JobViewState};
@@ -47,7 +47,7 @@ use crate::job::reaper::Moment;
 use crate::job::record::Recorder;
 use crate::journal::event as journal;
 use crate::keeper::link::KeeperLink;
-use crate::keeper::protocol::{Closed, Request, StepOver};
+use crate::keeper::protocol::{Closed, Request, StepEnded};
 use crate::model::{CancelCause, JobKey, JobState};
 use crate::store::{JobFolder, file_vars};
 use crate::threads::{self, Work};
@@ -83,7 +83,7 @@ pub(super) struct JobParts {
     pub(super) tag: u128,
     pub(super) encode: Encode,
     /// The request as the keeper holds it; set for a job that waits for its slot.
-    pub(super) waits_with: Option<HeldRequest>,
+    pub(super) waits_with: Option<RegisteredRequest>,
 }
 
 /// State, besides the machine, of a job that ran on without a daemon.
@@ -155,7 +155,7 @@ impl JobActor {
     fn new(
         parts: JobParts,
         recorder: Recorder,
-        drive: impl FnOnce(RecordedMachine, Option<HeldRequest>) -> Driver,
+        drive: impl FnOnce(RecordedMachine, Option<RegisteredRequest>) -> Driver,
     ) -> Self {
         let JobParts {
             view,
@@ -352,7 +352,7 @@ impl Handler<CancelAsk> for JobActor {
 
 /// An event that the keeper reports about a job.
 pub(super) enum KeeperEvent {
-    StepOver(StepOver),
+    StepEnded(StepEnded),
     /// Nothing is left of what this step waits for.
     Cleared(CallId),
     Closed(Closed),
@@ -369,15 +369,15 @@ impl Handler<KeeperEventArrived> for JobActor {
     fn handle(&mut self, KeeperEventArrived(event): KeeperEventArrived, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::keeper_said");
         match event {
-            KeeperEvent::StepOver(over) => {
+            KeeperEvent::StepEnded(over) => {
                 self.view.update(|state| {
                     (state.cpu_time, state.peak_memory) = (over.usage.cpu_time, over.usage.peak_memory);
                     state.used(over.ran.usage);
                 });
-                if let Some(over) = self.driver.step_over(over)
+                if let Some(over) = self.driver.step_ended(over)
                     && let Some(step) = self.steps.get(&over.step)
                 {
-                    deliver(step, Over(over));
+                    deliver(step, Ended(over));
                 }
             }
             KeeperEvent::Cleared(step) => self.handle_event(Event::Cleared { step }, ctx),

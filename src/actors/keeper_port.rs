@@ -397,11 +397,11 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
                 }
             }
         }
-        FromKeeper::StepOver { key, over } => {
+        FromKeeper::StepEnded { key, over } => {
             if let Some((view, _)) = registry.by_key(key) {
                 view.trace.expect_end(over.step, over.ran.log_len);
             }
-            tell(registry, key, KeeperEvent::StepOver(over));
+            tell(registry, key, KeeperEvent::StepEnded(over));
         }
         FromKeeper::Cleared { key, step } => tell(registry, key, KeeperEvent::Cleared(step)),
         FromKeeper::Closed { key, closed } => tell(registry, key, KeeperEvent::Closed(closed)),

@@ -29,7 +29,7 @@ use crate::failpoint;
 use crate::job::effect::{Program, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
 use crate::keeper::link::{KeeperFrame, KeeperLink};
-use crate::keeper::protocol::{Request, SpawnStep, StartPart, StepEnd, StepOver};
+use crate::keeper::protocol::{Request, SpawnStep, StartPart, StepEnd, StepEnded};
 use crate::model::{FinishedProcess, JobKey, text};
 use crate::process::given::Room;
 use crate::process::spawn::Stage;
@@ -122,7 +122,7 @@ impl StepActor {
 
     /// Prepares the start of a process whose program or working directory may be on a file system that does not answer.
     /// `None` if the job has given it up.
-    pub(super) fn prepare_after_looks(task: StepTask) -> Option<Self> {
+    pub(super) fn prepare_after_lookups(task: StepTask) -> Option<Self> {
         task.await_work_dir().then(|| Self::prepare(task))
     }
 
@@ -252,12 +252,12 @@ impl Actor for StepActor {
 /// Delivers the keeper's report that the process is over.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct Over(pub(super) StepOver);
+pub(super) struct Ended(pub(super) StepEnded);
 
-impl Handler<Over> for StepActor {
+impl Handler<Ended> for StepActor {
     type Result = ();
 
-    fn handle(&mut self, Over(over): Over, ctx: &mut Self::Context) {
+    fn handle(&mut self, Ended(over): Ended, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::over");
         (self.ran, self.closes) = (Some(over.ran), over.closes);
         let end = match over.end {

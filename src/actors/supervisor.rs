@@ -1,7 +1,7 @@
 //! The supervisor: the only actor that admits and removes jobs.
 //!
-//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, `AdmitWith`, `AdmitHeld` and `BeginNext` from its own
-//! admissions, [`JobOver`] and [`JobBroken`] from jobs,
+//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, `AdmitWith`, `AdmitRegistered` and `BeginNext` from its own
+//! admissions, [`JobEnded`] and [`JobBroken`] from jobs,
 //! [`KeeperGone`] from the keeper's connection, [`Shutdown`] from the program, and its own reaper tick. It keeps no
 //! state of a job: that is in the [`Registry`] and in the job's actor. Long work runs outside its mailbox, so a slow
 //! job delays no other.
@@ -52,7 +52,7 @@ use crate::variables::Base;
 use loading::PendingReplays;
 pub use recover::RecoveryError;
 pub(crate) use shutdown::Shutdown;
-pub(super) use slots::{HoldAgain, Operate, QueueOrder};
+pub(super) use slots::{Operate, QueueOrder, RegisterAgain};
 pub(super) use usages::ReadUsages;
 
 /// Capacity of the supervisor's mailbox; further callers wait for room. It is larger than a job's, to take a burst of
@@ -281,12 +281,12 @@ impl Handler<FinishJob> for Supervisor {
 /// Reports that a job has ended.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct JobOver(pub(super) JobId);
+pub(super) struct JobEnded(pub(super) JobId);
 
-impl Handler<JobOver> for Supervisor {
+impl Handler<JobEnded> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, JobOver(id): JobOver, _: &mut Self::Context) {
+    fn handle(&mut self, JobEnded(id): JobEnded, _: &mut Self::Context) {
         failpoint::hit("actors::supervisor::job_over");
         self.ended(&id);
     }

@@ -22,7 +22,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 const MIN_LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Number of looks in the time until an attempt is abandoned, at least.
-const LOOKS: u32 = 4;
+const LOOKUPS: u32 = 4;
 
 /// True if nobody works for the attempt: its Runner has died, or has removed the private directory, and no call runs.
 fn has_nobody(owner: &Owner) -> bool {
@@ -48,7 +48,7 @@ pub(super) async fn watch(
     let identity = driver.identity()?;
     let state = driver.state(&identity)?;
     let limit = driver.options.abandon_after;
-    let interval = (limit / LOOKS).clamp(MIN_LOOK_INTERVAL, LOOK_INTERVAL);
+    let interval = (limit / LOOKUPS).clamp(MIN_LOOK_INTERVAL, LOOK_INTERVAL);
     let mut ended = None;
     let mut since: Option<Instant> = None;
     loop {

@@ -31,11 +31,11 @@ mod state;
 mod steps;
 mod stopping;
 
-pub use action::{Action, FinishStep, JobAction, Look, NotStarted, ReplyTo, Serial, StartFailure};
+pub use action::{Action, EmptyCheck, FinishStep, JobAction, NotStarted, ReplyTo, Serial, StartFailure};
 pub(crate) use ending::{FIRST_PAUSE, LAST_PAUSE};
 pub use event::{Event, LogView};
 pub use job::Job;
-pub use state::{Body, Core, Held};
+pub use state::{Body, Core, Registered};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@
 //! other. The daemon's first frame is [`Request::Hello`]; anything else before it closes the connection. The newest
 //! connection replaces an older one (the daemon's state lock makes sure there is one daemon).
 //!
-//! **Every request may be repeated.** [`Request::Hold`] is idempotent by key, [`Request::Record`] by `seq`. Lines,
+//! **Every request may be repeated.** [`Request::Register`] is idempotent by key, [`Request::Record`] by `seq`. Lines,
 //! phrases and the close are idempotent by `op`, starts by the number of the step: `op` is a number that counts up within a job and is the same when a
 //! later daemon replays the job. The keeper ignores an `op` it has already done, so nothing is spawned or written
 //! twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
@@ -13,7 +13,7 @@
 //! them in [`Request::Resume`], so nothing is lost if a daemon dies between an exit and hearing of it.
 //!
 //! **Frames of the keeper are small.** The record of a job may have many megabytes, so it is read in pieces
-//! ([`Request::ReadRecord`]). [`HeldJob`] holds what a daemon must know before that.
+//! ([`Request::ReadRecord`]). [`RegisteredJob`] holds what a daemon must know before that.
 
 mod ends;
 
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use step_runner_model::{JobKey, LogChannel, ResourceLimits, Unenforceable};
 use step_runner_process::cgroup::Usage;
 
-pub use ends::{Closed, StartPart, StepEnd, StepOver};
+pub use ends::{Closed, StartPart, StepEnd, StepEnded};
 
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
@@ -57,8 +57,8 @@ pub enum Request {
         /// Key for digests of requests; the first one a keeper hears stays in force.
         digest_key: [u8; 16],
     },
-    /// Take a job: open its log, keep its record. Reply: [`Reply::Held`].
-    Hold(Box<HoldJob>),
+    /// Take a job: open its log, keep its record. Reply: [`Reply::Registered`].
+    Register(Box<RegisterJob>),
     /// Append an event to the job's record. Ignored if `seq` is below the number of events held.
     Record {
         /// The job.
@@ -88,7 +88,7 @@ pub enum Request {
         /// Text; it becomes one line after it was masked.
         text: String,
     },
-    /// Start a step. [`FromKeeper::StepOver`] reports the result, also if it could not start.
+    /// Start a step. [`FromKeeper::StepEnded`] reports the result, also if it could not start.
     Spawn(Box<SpawnStep>),
     /// Stop a step (flow.md §3.1): send SIGTERM and SIGCONT to its group, and after `grace` SIGKILL to everything in its
     /// place. If repeated with a shorter grace, the shorter one counts.
@@ -188,7 +188,7 @@ pub struct KeeperSettings {
 
 /// A job to take. Values in here may be secrets: the keeper keeps them in memory only.
 #[derive(Serialize, Deserialize)]
-pub struct HoldJob {
+pub struct RegisterJob {
     /// The job; its folder is `jobs/KEY` of the state folder and exists.
     pub key: JobKey,
     /// 128-bit tag, the value of `STEP_RUNNER_JOB` in every process of the job (service.md §6.5).
@@ -267,11 +267,11 @@ pub enum FromKeeper {
     Lengths(Vec<(JobKey, u64)>),
     /// A step is over: its process ended, and its pipes were drained or the time for that is over (service.md §6.1,
     /// "Step").
-    StepOver {
+    StepEnded {
         /// The job.
         key: JobKey,
         /// The step.
-        over: StepOver,
+        over: StepEnded,
     },
     /// Nothing is left of what [`Request::Clear`] was to end, or it cannot be killed.
     Cleared {
@@ -350,15 +350,15 @@ pub enum Reply {
         /// Limits that it cannot enforce.
         unenforceable: Vec<Unenforceable>,
     },
-    /// To [`Request::Hold`].
-    Held {
+    /// To [`Request::Register`].
+    Registered {
         /// Inode of the log file, so that a reader knows it reads the right one.
         log_inode: u64,
         /// Its length.
         log_len: u64,
     },
     /// To [`Request::Resume`].
-    Resumed(Box<HeldJob>),
+    Resumed(Box<RegisteredJob>),
     /// To [`Request::ReadRecord`]: a piece of the stream, at most 1 MiB; empty at its end.
     Piece(SecretBytes),
     /// To [`Request::ReadUsages`].
@@ -369,10 +369,10 @@ pub enum Reply {
 
 /// All the keeper knows about a job except its record.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct HeldJob {
-    /// The tag of [`HoldJob`].
+pub struct RegisteredJob {
+    /// The tag of [`RegisterJob`].
     pub tag: u128,
-    /// The brief of [`HoldJob`].
+    /// The brief of [`RegisterJob`].
     pub brief: SecretBytes,
     /// Events in the record, the first one included.
     pub events: u32,
@@ -381,7 +381,7 @@ pub struct HeldJob {
     /// Largest `op` done; 0 = none.
     pub last_op: u32,
     /// Steps that were started and are over, in order.
-    pub over: Vec<StepOver>,
+    pub over: Vec<StepEnded>,
     /// Steps that were asked for and are not over.
     pub running: Vec<u32>,
     /// Set if the log is closed.

@@ -24,7 +24,7 @@ const LOCAL_FILE_SYSTEMS: [u64; 9] = [
 
 /// Result of a lookup of a path.
 #[derive(Debug)]
-pub enum Look {
+pub enum CachedLookup {
     /// A file, or another entry, exists there.
     Present(Box<Statx>),
     /// Nothing exists there.
@@ -34,11 +34,11 @@ pub enum Look {
 }
 
 /// Looks at `path`, through links.
-pub fn look(path: &Path) -> Look {
+pub fn lookup(path: &Path) -> CachedLookup {
     match open(path, OFlags::PATH) {
-        Ok(file) => stat(&file).map_or(Look::Unknown, |stat| Look::Present(Box::new(stat))),
-        Err(Errno::NOENT | Errno::NOTDIR) => Look::Absent,
-        Err(_) => Look::Unknown,
+        Ok(file) => stat(&file).map_or(CachedLookup::Unknown, |stat| CachedLookup::Present(Box::new(stat))),
+        Err(Errno::NOENT | Errno::NOTDIR) => CachedLookup::Absent,
+        Err(_) => CachedLookup::Unknown,
     }
 }
 
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn a_look_tells_a_file_from_nothing() {
+    fn a_lookup_tells_a_file_from_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        assert!(!matches!(look(&path), Look::Present(_)));
+        assert!(!matches!(lookup(&path), CachedLookup::Present(_)));
         fs::write(&path, "x").unwrap();
-        assert!(!matches!(look(&path), Look::Absent));
-        let Look::Present(stat) = look(Path::new("/proc/self")) else { return };
+        assert!(!matches!(lookup(&path), CachedLookup::Absent));
+        let CachedLookup::Present(stat) = lookup(Path::new("/proc/self")) else { return };
         assert!(FileType::from_raw_mode(stat.stx_mode.into()).is_dir());
     }
 }

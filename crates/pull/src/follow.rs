@@ -19,7 +19,7 @@ const INTERRUPTED: i32 = -4;
 const CANCELLED: i32 = -2;
 
 /// Number of looks at an environment whose daemon was told to stop: a Pod has 30 s to end after that.
-const LOOKS: usize = 15;
+const LOOKUPS: usize = 15;
 
 /// Facts about a job that its log does not tell.
 pub(super) struct OfJob {
@@ -78,7 +78,7 @@ async fn death(end: &DaemonEnd, known: Option<String>, environment: Option<&Envi
 
 /// Returns why a daemon was stopped: what ends a container or a Pod asks its processes first.
 async fn why_stopped(environment: &Environment) -> Option<String> {
-    for _ in 0..LOOKS {
+    for _ in 0..LOOKUPS {
         if let Some(why) = environment.end().await {
             return Some(why);
         }

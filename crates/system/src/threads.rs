@@ -36,7 +36,7 @@ pub enum Work {
     /// Look-ups of functions.
     Functions,
     /// Looks at paths that jobs name, where a file system may not answer.
-    Looks,
+    Lookups,
 }
 
 /// Threads of a kind that computes: hosts with one processor have two kinds of such work at a time, too.
@@ -61,7 +61,7 @@ const SLICE: Duration = Duration::from_millis(20);
 impl Work {
     /// True if it may wait for a file system that never answers.
     const fn may_never_end(self) -> bool {
-        matches!(self, Self::Looks)
+        matches!(self, Self::Lookups)
     }
 
     fn places(self) -> &'static Arc<Semaphore> {
@@ -75,7 +75,7 @@ impl Work {
         static REMAINS: Places = LazyLock::new(|| Arc::new(Semaphore::new(1)));
         static SYNCS: Places = LazyLock::new(|| Arc::new(Semaphore::new(1)));
         static FUNCTIONS: Places = LazyLock::new(|| Arc::new(Semaphore::new(WAITING)));
-        static LOOKS: Places = LazyLock::new(|| Arc::new(Semaphore::new(WAITING)));
+        static LOOKUPS: Places = LazyLock::new(|| Arc::new(Semaphore::new(WAITING)));
         match self {
             Self::Requests => &REQUESTS,
             Self::Jobs => &JOBS,
@@ -85,7 +85,7 @@ impl Work {
             Self::Remains => &REMAINS,
             Self::Syncs => &SYNCS,
             Self::Functions => &FUNCTIONS,
-            Self::Looks => &LOOKS,
+            Self::Lookups => &LOOKUPS,
         }
     }
 }

@@ -36,14 +36,14 @@ pub(super) use ending::{ClosedJob, EndedRoot, InterruptedJob, end_at_loss, outco
 pub(in crate::actors) use events::EndedStep;
 pub(super) use events::{DeferredInput, EventReaction, RecordToSend, RecordedMachine};
 pub(in crate::actors) use numbering::PerformedEffects;
-pub(in crate::actors) use waiting::{HeldRequest, NotHeld};
 pub(super) use waiting::{NextAttempt, WaitingRequests};
+pub(in crate::actors) use waiting::{NotRegistered, RegisteredRequest};
 
 use crate::actors::sync_group::NotSynced;
 use crate::job::effect::Effect;
 use crate::job::event::{CallId, Event, TimerId};
 use crate::job::results::ResultTree;
-use crate::keeper::protocol::{Closed, StepOver};
+use crate::keeper::protocol::{Closed, StepEnded};
 use crate::model::CancelCause;
 use numbering::Numbering;
 use phase::{Asked, Phase, Running};
@@ -80,7 +80,7 @@ pub(super) struct Driver {
 #[derive(Default)]
 pub(in crate::actors) struct Reports {
     /// Ends of processes.
-    pub(in crate::actors) over: Vec<StepOver>,
+    pub(in crate::actors) over: Vec<StepEnded>,
     /// The end of the job.
     pub(in crate::actors) closed: Option<Box<Closed>>,
 }
@@ -133,14 +133,14 @@ pub(super) enum KeeperLoss {
     /// None: the job's log is closed.
     Nothing,
     /// Hand the job to the next keeper: no step of it has run.
-    HoldAgain(HeldRequest),
+    RegisterAgain(RegisteredRequest),
     /// End the job without a keeper ([`Driver::collect_results`]).
     Interrupt,
 }
 
 impl Driver {
     /// Creates the driver of a new job. It waits for its slot if `waits_with` has its request.
-    pub(super) fn new(machine: RecordedMachine, waits_with: Option<HeldRequest>) -> Self {
+    pub(super) fn new(machine: RecordedMachine, waits_with: Option<RegisteredRequest>) -> Self {
         let phase = match waits_with {
             Some(request) => Phase::Waiting(Box::new(Waiting::new(request))),
             None => Phase::Running(Running::default()),
@@ -165,7 +165,7 @@ impl Driver {
     /// Creates the driver of a job that ran on without a daemon (docs/spec/service.md §6.4).
     pub(super) fn resume(
         machine: RecordedMachine,
-        waits_with: Option<HeldRequest>,
+        waits_with: Option<RegisteredRequest>,
         resumed: ResumedState,
     ) -> Self {
         let ResumedState { effects, performed, reports, is_cancelled } = resumed;
@@ -279,7 +279,7 @@ impl Driver {
     /// interrupted, and one whose log is closed has ended by itself.
     pub(super) fn keeper_lost(&mut self) -> KeeperLoss {
         match &mut self.phase {
-            Phase::Waiting(waiting) => KeeperLoss::HoldAgain(waiting.lose_keeper()),
+            Phase::Waiting(waiting) => KeeperLoss::RegisterAgain(waiting.lose_keeper()),
             Phase::Running(_) | Phase::Ending(_) => {
                 self.interrupt();
                 KeeperLoss::Interrupt
@@ -289,7 +289,7 @@ impl Driver {
     }
 
     /// Takes the keeper's report of a process. Returns it if it must go to the step's actor now.
-    pub(super) fn step_over(&mut self, over: StepOver) -> Option<StepOver> {
+    pub(super) fn step_ended(&mut self, over: StepEnded) -> Option<StepEnded> {
         if self.processes.contains(&over.step) {
             self.phase.note_last_step(&over);
             return Some(over);
@@ -303,7 +303,7 @@ impl Driver {
     }
 
     /// Notes that a step's actor is there for this process. Returns the report of its end if that came earlier.
-    pub(super) fn launched(&mut self, call: CallId) -> Option<StepOver> {
+    pub(super) fn launched(&mut self, call: CallId) -> Option<StepEnded> {
         let at = self.reports.over.iter().position(|over| over.step == call)?;
         let over = self.reports.over.swap_remove(at);
         self.phase.note_last_step(&over);

@@ -13,7 +13,7 @@ use super::driver::{Action, CloseRequest, EndedRoot, EndedStep, Noted};
 use super::handled_event::again_panic;
 use super::{JobActor, deliver};
 use crate::actors::redact::{MaskedResult, Redactor};
-use crate::actors::step::{Over, StepActor, StepTask};
+use crate::actors::step::{Ended, StepActor, StepTask};
 use crate::actors::trace_sink::{Append, AppendEvent, Flush, StepEvent, TraceSink};
 use crate::clock;
 use crate::error::Chain;
@@ -202,7 +202,7 @@ impl JobActor {
         let prepared = if is_at_hand {
             threads::run(Work::Files, move || Some(StepActor::prepare(task)))
         } else {
-            threads::run(Work::Looks, move || StepActor::prepare_after_looks(task))
+            threads::run(Work::Lookups, move || StepActor::prepare_after_lookups(task))
         };
         let ends = Arc::clone(&given_up.notify).notified_owned();
         self.starting.insert(call, given_up);
@@ -248,7 +248,7 @@ impl JobActor {
         step.send();
         let step = step.start();
         if let Some(over) = self.driver.launched(call) {
-            deliver(&step, Over(over));
+            deliver(&step, Ended(over));
         }
         self.steps.insert(call, step);
     }

@@ -11,7 +11,7 @@ use super::driver::{ClosedJob, EndedRoot, InterruptedJob, Noted, end_at_loss, ou
 use super::{FEW_FILES, JobActor};
 use crate::actors::deliver;
 use crate::actors::redact::MaskedResult;
-use crate::actors::supervisor::JobOver;
+use crate::actors::supervisor::JobEnded;
 use crate::actors::sync_group::NotSynced;
 use crate::actors::trace_sink::Flush;
 use crate::actors::view::FilesState;
@@ -270,7 +270,7 @@ impl JobActor {
         tracing::info!(job = %self.view.id, ?class, exit_code, took, "job ended");
         self.view.end(end);
         self.free_elsewhere();
-        deliver(&self.supervisor, JobOver(self.view.id.clone()));
+        deliver(&self.supervisor, JobEnded(self.view.id.clone()));
         ctx.stop();
     }
 }

@@ -3,8 +3,8 @@
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
 use super::JobActor;
-use super::driver::{KeeperLoss, NextAttempt, NotHeld, WaitingRequests};
-use crate::actors::supervisor::HoldAgain;
+use super::driver::{KeeperLoss, NextAttempt, NotRegistered, WaitingRequests};
+use crate::actors::supervisor::RegisterAgain;
 use crate::failpoint;
 use crate::keeper::link::KeeperLink;
 
@@ -14,21 +14,21 @@ impl JobActor {
         let request = match self.driver.keeper_lost() {
             KeeperLoss::Nothing => return,
             KeeperLoss::Interrupt => return self.interrupt(ctx),
-            KeeperLoss::HoldAgain(request) => request,
+            KeeperLoss::RegisterAgain(request) => request,
         };
         self.stop_retrying(ctx);
         let (key, log_len) = (self.key(), self.view.log.reported_len());
-        let hold = HoldAgain { key, shell: self.shell.clone(), request, tag: self.tag, log_len };
+        let hold = RegisterAgain { key, shell: self.shell.clone(), request, tag: self.tag, log_len };
         let held = self.supervisor.send(hold);
         ctx.spawn(held.into_actor(self).map(|held, job, ctx| match held {
-            Ok(Ok(link)) => job.held_again(link, ctx),
-            Ok(Err(reason)) => job.not_held(reason, ctx),
-            Err(_) => job.not_held(NotHeld::Impossible, ctx),
+            Ok(Ok(link)) => job.registered_again(link, ctx),
+            Ok(Err(reason)) => job.not_registered(reason, ctx),
+            Err(_) => job.not_registered(NotRegistered::Impossible, ctx),
         }));
     }
 
-    fn not_held(&mut self, reason: NotHeld, ctx: &mut Context<Self>) {
-        match self.driver.not_held(reason) {
+    fn not_registered(&mut self, reason: NotRegistered, ctx: &mut Context<Self>) {
+        match self.driver.not_registered(reason) {
             NextAttempt::Nothing => {}
             NextAttempt::After(pause) => {
                 tracing::warn!(job = %self.view.id, ?pause, "no process can be started for this waiting job; it is tried again");
@@ -45,8 +45,8 @@ impl JobActor {
         }
     }
 
-    fn held_again(&mut self, link: KeeperLink, ctx: &mut Context<Self>) {
-        let Some(WaitingRequests { begin, cancel, defect }) = self.driver.held_again() else { return };
+    fn registered_again(&mut self, link: KeeperLink, ctx: &mut Context<Self>) {
+        let Some(WaitingRequests { begin, cancel, defect }) = self.driver.registered_again() else { return };
         self.link = link;
         if let Some(ask) = cancel {
             self.cancel(ask, ctx);

@@ -13,7 +13,7 @@ use super::program::{SHELL_FOLDERS, SHELLS};
 use crate::clock;
 use crate::failpoint;
 use crate::job::effect::Program;
-use crate::process::at_hand::{self, Look};
+use crate::process::at_hand::{self, CachedLookup};
 use crate::process::command;
 
 /// Maximum number of files to look up …
@@ -97,10 +97,10 @@ pub(in crate::actors) enum Known {
 
 /// Returns the kind of `path` without blocking.
 pub(in crate::actors) fn what_is_known(path: &Path) -> Known {
-    match look(path) {
-        Look::Present(stat) if at_hand::is_dir(&stat) => Known::Directory,
-        Look::Present(_) | Look::Absent => Known::Otherwise,
-        Look::Unknown => Known::Nothing,
+    match lookup(path) {
+        CachedLookup::Present(stat) if at_hand::is_dir(&stat) => Known::Directory,
+        CachedLookup::Present(_) | CachedLookup::Absent => Known::Otherwise,
+        CachedLookup::Unknown => Known::Nothing,
     }
 }
 
@@ -112,13 +112,13 @@ fn is_known(path: &Path) -> bool {
     at_hand::is_known(path)
 }
 
-fn look(path: &Path) -> Look {
+fn lookup(path: &Path) -> CachedLookup {
     #[cfg(feature = "failpoints")]
     if clock::is_steered() {
         // A schedule must not depend on what the kernel has cached.
-        return Look::Absent;
+        return CachedLookup::Absent;
     }
-    at_hand::look(path)
+    at_hand::lookup(path)
 }
 
 /// True if the kernel knows without blocking that the first existing one of `files` can be executed, and that none
@@ -129,12 +129,12 @@ fn is_first_known(files: impl Iterator<Item = PathBuf>) -> bool {
         if number >= MOST_LOOKS || clock::processor_time() >= until {
             return false;
         }
-        match look(&file) {
-            Look::Present(_) if command::check(&file).is_ok() => return true,
-            Look::Present(_) | Look::Absent => {}
+        match lookup(&file) {
+            CachedLookup::Present(_) if command::check(&file).is_ok() => return true,
+            CachedLookup::Present(_) | CachedLookup::Absent => {}
             // A daemon of an ordinary user often has folders of others in its `PATH`.
-            Look::Unknown if at_hand::seems_barred(&file) => {}
-            Look::Unknown => return false,
+            CachedLookup::Unknown if at_hand::seems_barred(&file) => {}
+            CachedLookup::Unknown => return false,
         }
     }
     true

@@ -10,7 +10,7 @@ use super::remove::request_digest;
 use super::{JobBroken, Stop, Supervisor};
 use crate::actors::admission::{JobActorSpec, Prepared};
 use crate::actors::deliver;
-use crate::actors::job::{Abandon, Begin, HeldRequest, JobActor, JobParts};
+use crate::actors::job::{Abandon, Begin, JobActor, JobParts, RegisteredRequest};
 use crate::actors::keeper_port::Keeper;
 use crate::actors::labels::MaskedLabels;
 use crate::actors::log_sink::LogFeed;
@@ -20,7 +20,7 @@ use crate::actors::view::{JobView, JobViewState};
 use crate::error::Chain;
 use crate::files::Shortage;
 use crate::keeper::link::LinkError;
-use crate::keeper::protocol::{HoldJob, KeeperError, Reply, Request};
+use crate::keeper::protocol::{KeeperError, RegisterJob, Reply, Request};
 use crate::model::{JobKey, Reason, Refusal, text};
 use crate::store::{self, JobFolder, RequestOrigin, StoreError};
 
@@ -71,16 +71,20 @@ impl Handler<AdmitWith> for Supervisor {
 /// Delivers the keeper's answer whether it takes a job.
 #[derive(Message)]
 #[rtype(result = "Result<(), Refusal>")]
-pub(super) struct AdmitHeld {
+pub(super) struct AdmitRegistered {
     held: Result<Reply, LinkError>,
     asked: Box<AskedJob>,
 }
 
-impl Handler<AdmitHeld> for Supervisor {
+impl Handler<AdmitRegistered> for Supervisor {
     type Result = Result<(), Refusal>;
 
-    fn handle(&mut self, AdmitHeld { held, asked }: AdmitHeld, _: &mut Context<Self>) -> Self::Result {
-        self.admit_held(held, *asked)
+    fn handle(
+        &mut self,
+        AdmitRegistered { held, asked }: AdmitRegistered,
+        _: &mut Context<Self>,
+    ) -> Self::Result {
+        self.admit_registered(held, *asked)
     }
 }
 
@@ -205,7 +209,9 @@ impl Supervisor {
         let (me, port, link) = (asked.me.clone(), self.port.clone(), asked.keeper.link.clone());
         Box::pin(async move {
             let held = port.unless_silent(link.ask(hold)).await.unwrap_or(Err(LinkError::Silent));
-            me.send(AdmitHeld { held, asked: Box::new(asked) }).await.map_err(|_| Refusal::stopping())?
+            me.send(AdmitRegistered { held, asked: Box::new(asked) })
+                .await
+                .map_err(|_| Refusal::stopping())?
         })
     }
 
@@ -214,7 +220,7 @@ impl Supervisor {
     fn start_asking(&mut self, admission: Admission, placed: Placed) -> (AskedJob, Request) {
         let Admission { keeper, mut prepared, reservation, caller, me } = admission;
         let key = prepared.id.key();
-        let hold = hold_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
+        let hold = register_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
         let has_slot = self.queue.is_running(&prepared.id);
         let folder = prepared.folder.clone();
         let labels = std::mem::take(&mut prepared.labels);
@@ -223,22 +229,22 @@ impl Supervisor {
     }
 
     /// Handles the keeper's answer: registers the job or undoes everything.
-    fn admit_held(&mut self, held: Result<Reply, LinkError>, asked: AskedJob) -> Result<(), Refusal> {
+    fn admit_registered(&mut self, held: Result<Reply, LinkError>, asked: AskedJob) -> Result<(), Refusal> {
         let AskedJob { keeper, view, .. } = &asked;
         let taken = match held {
-            Ok(Reply::Held { .. }) if keeper.link.is_over() => Err(not_held(&LinkError::Gone)),
-            Ok(Reply::Held { log_inode, log_len }) => {
+            Ok(Reply::Registered { .. }) if keeper.link.is_over() => Err(not_registered(&LinkError::Gone)),
+            Ok(Reply::Registered { log_inode, log_len }) => {
                 view.opened_log(log_inode, log_len);
                 self.goes_on(&asked.caller)
                     .inspect_err(|_| keeper.link.tell_short(Request::Drop { key: view.key }))
             }
-            Ok(_) => Err(not_held(&LinkError::Protocol)),
+            Ok(_) => Err(not_registered(&LinkError::Protocol)),
             Err(error) => {
                 if matches!(error, LinkError::Silent) {
                     // It takes the job when it goes on.
                     keeper.link.tell_short(Request::Drop { key: view.key });
                 }
-                Err(not_held(&error))
+                Err(not_registered(&error))
             }
         };
         match taken {
@@ -305,15 +311,15 @@ impl Supervisor {
     }
 }
 
-pub(super) fn hold_request(
+pub(super) fn register_request(
     shell: &JobActorSpec,
     key: JobKey,
     keeper: &Keeper,
-    request: &HeldRequest,
+    request: &RegisteredRequest,
     tag: u128,
     log_len: u64,
 ) -> Request {
-    Request::Hold(Box::new(HoldJob {
+    Request::Register(Box::new(RegisterJob {
         key,
         tag,
         record: request.head.to_vec(),
@@ -329,7 +335,7 @@ pub(super) fn hold_request(
     }))
 }
 
-fn not_held(error: &LinkError) -> Refusal {
+fn not_registered(error: &LinkError) -> Refusal {
     let reason = match error {
         LinkError::Refused(KeeperError::Log { errno, .. }) => {
             let reason = store::reason_of(&std::io::Error::from_raw_os_error(*errno));

@@ -15,7 +15,9 @@ use tokio::sync::oneshot;
 use super::Supervisor;
 use super::revive::Start;
 use crate::actors::admission::{Head, JobActorSpec, read_head};
-use crate::actors::job::{HeldRequest, JobActor, JobParts, PerformedEffects, Replay, Reports, ResumedState};
+use crate::actors::job::{
+    JobActor, JobParts, PerformedEffects, RegisteredRequest, Replay, Reports, ResumedState,
+};
 use crate::actors::keeper_port::{Keeper, KeeperPort};
 use crate::actors::redact::Redactor;
 use crate::actors::view::JobView;
@@ -24,7 +26,7 @@ use crate::job::event::Event;
 use crate::job::machine::Machine;
 use crate::job::replay::Replayed;
 use crate::keeper::link::LinkError;
-use crate::keeper::protocol::{HeldJob, Reply, Request, SecretBytes};
+use crate::keeper::protocol::{RegisteredJob, Reply, Request, SecretBytes};
 use crate::log::mask::PhraseSet;
 use crate::model::{CancelCause, JobId, JobKey, JobState};
 use crate::threads::{self, Work};
@@ -41,7 +43,7 @@ const ALL_SMALL: u64 = 32 << 20;
 
 /// A job as its keeper describes it.
 pub(super) struct ResumedJob {
-    pub(super) held: HeldJob,
+    pub(super) held: RegisteredJob,
     pub(super) record: Option<Vec<u8>>,
 }
 
@@ -200,7 +202,7 @@ impl Supervisor {
         }
         let waits = view.read(|state| state.start_time).is_none();
         let brief = held.brief.0.into();
-        let waits_with = head.filter(|_| waits).map(|head| HeldRequest { head: head.into(), brief });
+        let waits_with = head.filter(|_| waits).map(|head| RegisteredRequest { head: head.into(), brief });
         let parts = JobParts {
             folder: self.state.folder(view.key),
             view,
@@ -273,7 +275,7 @@ pub(super) async fn load(
     port: &KeeperPort,
     keeper: &Keeper,
     key: JobKey,
-    held: &HeldJob,
+    held: &RegisteredJob,
     record: Option<Vec<u8>>,
 ) -> Result<LoadedRecord, NotLoaded> {
     let stream = match record {

@@ -6,7 +6,7 @@ use super::Supervisor;
 use super::admit::{refusal, store_refusal};
 use super::remove::request_digest;
 use crate::actors::admission::{Brief, JobActorSpec, Prepared};
-use crate::actors::job::HeldRequest;
+use crate::actors::job::RegisteredRequest;
 use crate::actors::left_over::LeftOvers;
 use crate::clock;
 use crate::error::Chain;
@@ -18,7 +18,7 @@ pub(super) struct Placed {
     pub(super) tag: u128,
     /// The content of `job.json`.
     pub(super) record: JobRecord,
-    pub(super) request: HeldRequest,
+    pub(super) request: RegisteredRequest,
 }
 
 impl Supervisor {
@@ -35,7 +35,7 @@ impl Supervisor {
         let tag = u128::from_le_bytes(tag);
         let directory = files.first().map(|file| file.directory.as_str());
         let own_vars = directory.is_some_and(|dir| Path::new(dir) == prepared.folder.path("vars"));
-        let (record, request) = (self.recorded(&prepared.shell, tag), HeldRequest::default());
+        let (record, request) = (self.recorded(&prepared.shell, tag), RegisteredRequest::default());
         let mut placed = Placed { tag, record, request };
         let folder = make_folder(&prepared.folder, &self.context.left_over).and_then(|()| {
             match self.context.sync_group {

@@ -16,7 +16,7 @@ use crate::clock;
 use crate::error::Chain;
 use crate::job::reaper::Moment;
 use crate::journal::event::End;
-use crate::keeper::protocol::{HeldJob, Reply, Request};
+use crate::keeper::protocol::{RegisteredJob, Reply, Request};
 use crate::model::{JobId, JobState, Outcome, StepUsage};
 use crate::store::{JobFolder, JobRecord, close_interrupted};
 
@@ -32,7 +32,7 @@ impl Supervisor {
         record: &JobRecord,
         digest: [u8; 32],
         Times { started, waits }: Times,
-        held: &HeldJob,
+        held: &RegisteredJob,
     ) -> Result<(Arc<JobView>, u32), String> {
         let folder = self.state.folder(id.key());
         let (stored, steps_done) = self.mend_steps(&folder)?;
@@ -71,19 +71,19 @@ impl Supervisor {
         // them back.
         self.registry.hold_back(key);
         async move {
-            let not_held =
+            let not_registered =
                 || "the keeper no longer holds the job, or the job's actor failed too often".to_owned();
             if !again {
-                return Err(not_held());
+                return Err(not_registered());
             }
-            let keeper = port.living().await.ok_or_else(not_held)?;
+            let keeper = port.living().await.ok_or_else(not_registered)?;
             match keeper.link.ask(Request::Resume { key }).await {
                 Ok(Reply::Resumed(held)) => match load(&port, &keeper, key, &held, None).await {
                     Ok(loaded) => Ok((keeper, *held, loaded)),
-                    Err(NotLoaded::KeeperGone) => Err(not_held()),
+                    Err(NotLoaded::KeeperGone) => Err(not_registered()),
                     Err(NotLoaded::Unusable(reason)) => Err(reason),
                 },
-                _ => Err(not_held()),
+                _ => Err(not_registered()),
             }
         }
         .into_actor(self)

@@ -8,7 +8,7 @@ use super::admit::RETRY;
 use super::{Stop, Supervisor};
 use crate::actors::admission::{JobActorSpec, Prepared, Share};
 use crate::actors::deliver;
-use crate::actors::job::{Begin, HeldRequest, NotHeld};
+use crate::actors::job::{Begin, NotRegistered, RegisteredRequest};
 use crate::actors::keeper_port::KeeperProblem;
 use crate::config::{Config, QueuePolicy, Reloaded};
 use crate::failpoint;
@@ -173,17 +173,17 @@ impl Supervisor {
 
 /// Hands a waiting job whose keeper died to the next keeper: no step of it has run (architecture.md).
 #[derive(Message)]
-#[rtype(result = "Result<KeeperLink, NotHeld>")]
-pub(in crate::actors) struct HoldAgain {
+#[rtype(result = "Result<KeeperLink, NotRegistered>")]
+pub(in crate::actors) struct RegisterAgain {
     pub(in crate::actors) key: JobKey,
     pub(in crate::actors) shell: JobActorSpec,
-    pub(in crate::actors) request: HeldRequest,
+    pub(in crate::actors) request: RegisteredRequest,
     pub(in crate::actors) tag: u128,
     /// Length of its log, as its last keeper reported.
     pub(in crate::actors) log_len: u64,
 }
 
-impl From<KeeperProblem> for NotHeld {
+impl From<KeeperProblem> for NotRegistered {
     fn from(problem: KeeperProblem) -> Self {
         match problem {
             KeeperProblem::Link(error) => error.into(),
@@ -194,7 +194,7 @@ impl From<KeeperProblem> for NotHeld {
     }
 }
 
-impl From<LinkError> for NotHeld {
+impl From<LinkError> for NotRegistered {
     fn from(error: LinkError) -> Self {
         match error {
             LinkError::Gone => Self::Died,
@@ -209,22 +209,22 @@ impl From<LinkError> for NotHeld {
     }
 }
 
-impl Handler<HoldAgain> for Supervisor {
-    type Result = ResponseFuture<Result<KeeperLink, NotHeld>>;
+impl Handler<RegisterAgain> for Supervisor {
+    type Result = ResponseFuture<Result<KeeperLink, NotRegistered>>;
 
     fn handle(
         &mut self,
-        HoldAgain { key, shell, request, tag, log_len }: HoldAgain,
+        RegisterAgain { key, shell, request, tag, log_len }: RegisterAgain,
         ctx: &mut Context<Self>,
     ) -> Self::Result {
         failpoint::hit("actors::supervisor::hold_again");
         let (port, me) = (self.port.clone(), ctx.address());
         Box::pin(async move {
             let keeper = port.get(&me).await?;
-            let hold = super::admit::hold_request(&shell, key, &keeper, &request, tag, log_len);
+            let hold = super::admit::register_request(&shell, key, &keeper, &request, tag, log_len);
             match keeper.link.ask(hold).await? {
-                Reply::Held { .. } => Ok(keeper.link),
-                _ => Err(NotHeld::Impossible),
+                Reply::Registered { .. } => Ok(keeper.link),
+                _ => Err(NotRegistered::Impossible),
             }
         })
     }

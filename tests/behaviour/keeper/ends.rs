@@ -109,7 +109,7 @@ fn fault_04_a_process_that_ignores_sigterm_is_killed_after_the_grace() {
         wait_for_file(&ready);
         let begun = Instant::now();
         job.stop(&mut keeper.client, Duration::from_millis(300));
-        assert_eq!(keeper.client.step_over(job.key, step).end, signalled(9));
+        assert_eq!(keeper.client.step_ended(job.key, step).end, signalled(9));
         assert!(begun.elapsed() >= Duration::from_millis(300));
         job.close(&mut keeper.client);
         assert!(job.living().is_empty());
@@ -129,7 +129,7 @@ fn fault_04_a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
     wait_for_file(&ready);
     let begun = Instant::now();
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_over(job.key, step).end, exited(4));
+    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(4));
     job.close(&mut keeper.client);
     assert!(begun.elapsed() < SOON);
     assert!(job.lines().contains(&"01O bye".to_owned()));
@@ -150,7 +150,7 @@ fn a_shorter_grace_asked_later_counts() {
     wait_for_file(&ready);
     job.stop(&mut keeper.client, Duration::from_mins(10));
     job.stop(&mut keeper.client, Duration::ZERO);
-    assert_eq!(keeper.client.step_over(job.key, step).end, signalled(9));
+    assert_eq!(keeper.client.step_ended(job.key, step).end, signalled(9));
     keeper.end();
 }
 
@@ -164,7 +164,7 @@ fn fault_05_a_stopped_process_can_be_cancelled() {
     };
     wait_until(|| job.living().iter().any(is_stopped));
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_over(job.key, step).end, signalled(15));
+    assert_eq!(keeper.client.step_ended(job.key, step).end, signalled(15));
     keeper.end();
 }
 

@@ -84,7 +84,7 @@ fn fault_84_a_leaf_that_is_frozen_again_and_again_stops_no_start() {
         let mut other = keeper.hold("other");
         assert_eq!(other.run(&mut keeper.client, "exit 4").end, exited(4));
         is_over.store(true, Ordering::Relaxed);
-        assert_eq!(keeper.client.step_over(job.key, step).end, exited(3));
+        assert_eq!(keeper.client.step_ended(job.key, step).end, exited(3));
     });
     job.close(&mut keeper.client);
     keeper.end();
@@ -145,7 +145,7 @@ fn fault_84_a_step_that_froze_itself_hears_that_it_is_to_end() {
     );
     wait_until(|| frozen.exists() && is_frozen(&frozen));
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_over(job.key, step).end, exited(4));
+    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(4));
     assert!(job.close(&mut keeper.client).unkilled.is_empty());
     assert!(job.living().is_empty());
     assert!(group.exists());
@@ -192,7 +192,7 @@ fn fault_84_processes_frozen_by_version_1_are_killed() {
         wait_for_file(&ready);
         fs::write(freezer.join("freezer.state"), "FROZEN").unwrap();
         job.stop(&mut keeper.client, Duration::ZERO);
-        keeper.client.step_over(job.key, step);
+        keeper.client.step_ended(job.key, step);
         let unkilled = job.close(&mut keeper.client).unkilled;
         let state = fs::read_to_string(freezer.join("freezer.state")).unwrap();
         assert!(unkilled.is_empty(), "{cgroup}: {unkilled:?}, the group is {state}");
@@ -326,7 +326,7 @@ fn fault_94_a_step_that_leaves_its_group_is_stopped_with_everything_below() {
     );
     wait_for_file(&ready);
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_over(job.key, step).end, exited(4));
+    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(4));
     assert!(job.close(&mut keeper.client).unkilled.is_empty());
     assert!(job.living().is_empty());
     keeper.end();

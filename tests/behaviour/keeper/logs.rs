@@ -101,13 +101,13 @@ fn lines_without_an_end_are_told_to_a_daemon_that_asks() {
     assert_eq!(unfinished(&mut keeper.client), "");
     assert_eq!(unfinished(&mut keeper.client), "two");
     std::fs::write(&go, "").unwrap();
-    keeper.client.step_over(job.key, first);
+    keeper.client.step_ended(job.key, first);
     assert_eq!(unfinished(&mut keeper.client), "", "the end of the step ends its lines");
     // The reports also cover later steps of the job.
     let last = job.spawn(&mut keeper.client, &format!("printf three; {wait}"));
     assert_eq!(unfinished(&mut keeper.client), "three");
     std::fs::write(&go, "").unwrap();
-    keeper.client.step_over(job.key, last);
+    keeper.client.step_ended(job.key, last);
     job.close(&mut keeper.client);
     keeper.end();
 }
@@ -124,7 +124,7 @@ fn lines_without_an_end_that_the_log_would_not_have_are_not_told() {
     let step = job.spawn(&mut keeper.client, &script);
     assert_eq!(unfinished(&mut keeper.client), "seen");
     std::fs::write(&go, "").unwrap();
-    keeper.client.step_over(job.key, step);
+    keeper.client.step_ended(job.key, step);
     job.close(&mut keeper.client);
     let mut told = Vec::new();
     while let Some(text) = keeper.client.heard(|event| match event {

@@ -200,7 +200,7 @@ fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
     assert_eq!(job.run(&mut keeper.client, "echo fine").end, exited(0));
     assert_eq!(full.resume(&mut keeper.client).over, [], "its step runs");
     std::fs::remove_file(small.join("ballast")).unwrap();
-    assert_eq!(keeper.client.step_over(full.key, step).end, exited(6));
+    assert_eq!(keeper.client.step_ended(full.key, step).end, exited(6));
     let closed = full.close(&mut keeper.client);
     assert!(!closed.log_damaged);
     let mut out = full.stdout();

@@ -64,7 +64,7 @@ fn attack(keeper: &mut Keeper, job: &mut Job, before: &str, leaves: bool) {
     }
     let step = spawn.step;
     keeper.client.tell(Request::Spawn(Box::new(spawn)));
-    assert_eq!(keeper.client.step_over(job.key, step).end, exited(0));
+    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(0));
 }
 
 /// Waits for the notice to the operator about refused peers, and returns it.

@@ -65,7 +65,7 @@ fn fault_09_what_cannot_start_says_what_failed_and_why() {
     lost.work_dir = dir.join("nowhere");
     let step = lost.step;
     client.tell(Request::Spawn(Box::new(lost)));
-    assert_eq!(client.step_over(job.key, step).end, not_started(Stage::WorkDir, 2));
+    assert_eq!(client.step_ended(job.key, step).end, not_started(Stage::WorkDir, 2));
     assert_eq!(job.run_command(client, &["/bin/true", "a\0b"]), not_started(Stage::Arguments, 22));
     assert_eq!(job.run_command(client, &["/bin/true"]), exited(0));
     keeper.end();
@@ -118,7 +118,7 @@ fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
     }
     wait_until(|| orphans() > 256);
     std::fs::write(&stop, "").unwrap();
-    assert_eq!(keeper.client.step_over(job.key, storm).end, exited(9));
+    assert_eq!(keeper.client.step_ended(job.key, storm).end, exited(9));
     let keeper_pid = keeper.process.id();
     // The reapers end with their jobs.
     for job in [&mut job, &mut codes] {
@@ -160,6 +160,6 @@ fn a_program_still_open_for_writing_is_tried_again() {
     keeper.client.tell(Request::Spawn(Box::new(spawn)));
     assert_eq!(job.resume(&mut keeper.client).over, [], "it is tried again");
     drop(writer);
-    assert_eq!(keeper.client.step_over(job.key, step).end, exited(0));
+    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(0));
     keeper.end();
 }

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use step_runner::keeper::protocol::{
-    Closed, FromKeeper, HeldJob, HoldJob, KeeperError, KeeperSettings, PROTOCOL_VERSION, Reply, Request,
-    SpawnStep, StepEnd, StepOver, ToKeeper,
+    Closed, FromKeeper, KeeperError, KeeperSettings, PROTOCOL_VERSION, RegisterJob, RegisteredJob, Reply,
+    Request, SpawnStep, StepEnd, StepEnded, ToKeeper,
 };
 use step_runner::log::line::{Entry, Joiner};
 use step_runner::model::{ExitStatus, JobId, JobKey, LogChannel, ResourceLimits};
@@ -73,11 +73,11 @@ impl Keeper {
         self.hold_with(name, |_| {})
     }
 
-    pub(crate) fn hold_with(&mut self, name: &str, change: impl FnOnce(&mut HoldJob)) -> Job {
+    pub(crate) fn hold_with(&mut self, name: &str, change: impl FnOnce(&mut RegisterJob)) -> Job {
         let key = JobId::parse(name).unwrap().key();
         let folder = self.dir.path().join(format!("jobs/{key}"));
         std::fs::create_dir_all(&folder).unwrap();
-        let mut hold = HoldJob {
+        let mut hold = RegisterJob {
             key,
             tag: self.tag(key),
             record: b"first".to_vec(),
@@ -93,8 +93,8 @@ impl Keeper {
         };
         change(&mut hold);
         let (tag, told) = (hold.tag, hold.log_len);
-        let reply = self.client.ask(Request::Hold(Box::new(hold))).unwrap();
-        assert!(matches!(reply, Reply::Held { log_len, .. } if log_len == told));
+        let reply = self.client.ask(Request::Register(Box::new(hold))).unwrap();
+        assert!(matches!(reply, Reply::Registered { log_len, .. } if log_len == told));
         Job { key, tag, folder, op: 0, step: 0 }
     }
 
@@ -168,9 +168,9 @@ impl Job {
     }
 
     /// Runs a script to its end.
-    pub(crate) fn run(&mut self, client: &mut Client, script: &str) -> StepOver {
+    pub(crate) fn run(&mut self, client: &mut Client, script: &str) -> StepEnded {
         let step = self.spawn(client, script);
-        client.step_over(self.key, step)
+        client.step_ended(self.key, step)
     }
 
     /// Runs a program to its end.
@@ -178,7 +178,7 @@ impl Job {
         let spawn = self.command(argv);
         let step = spawn.step;
         client.tell(Request::Spawn(Box::new(spawn)));
-        client.step_over(self.key, step).end
+        client.step_ended(self.key, step).end
     }
 
     pub(crate) fn stop(&self, client: &mut Client, grace: Duration) {
@@ -200,7 +200,7 @@ impl Job {
         client.closed(self.key)
     }
 
-    pub(crate) fn resume(&self, client: &mut Client) -> HeldJob {
+    pub(crate) fn resume(&self, client: &mut Client) -> RegisteredJob {
         match client.ask(Request::Resume { key: self.key }).unwrap() {
             Reply::Resumed(held) => *held,
             other => panic!("{other:?}"),
@@ -382,9 +382,9 @@ impl Client {
         pick(&self.events.remove(at)?)
     }
 
-    pub(crate) fn step_over(&mut self, of: JobKey, step: u32) -> StepOver {
+    pub(crate) fn step_ended(&mut self, of: JobKey, step: u32) -> StepEnded {
         self.event(|event| match event {
-            FromKeeper::StepOver { key, over } if *key == of && over.step == step => Some(over.clone()),
+            FromKeeper::StepEnded { key, over } if *key == of && over.step == step => Some(over.clone()),
             _ => None,
         })
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::random::Random;
 use job::{SimulatedJob, prepare_later};
-use step_runner::keeper::core::{Action, Core, Event, Held, ReplyTo, Serial};
+use step_runner::keeper::core::{Action, Core, Event, Registered, ReplyTo, Serial};
 use step_runner::keeper::protocol::{FromKeeper, KeeperError, PROTOCOL_VERSION, Reply, Request};
 use step_runner::model::JobKey;
 use tokio::sync::{Notify, mpsc};
@@ -102,7 +102,7 @@ impl Keeper {
     }
 
     fn tell(&self, frame: &FromKeeper) {
-        let is_lost = matches!(frame, FromKeeper::StepOver { .. }) && is_put_in("loses_an_end");
+        let is_lost = matches!(frame, FromKeeper::StepEnded { .. }) && is_put_in("loses_an_end");
         if self.greeted && !is_lost {
             self.send(frame);
         }
@@ -120,15 +120,15 @@ impl Keeper {
     /// Notes what the daemon may order only once, and what it has ordered.
     fn check(&mut self, request: &Request) {
         let key = match request {
-            Request::Hold(hold) => hold.key,
+            Request::Register(asked) => asked.key,
             Request::Stop { key, .. } | Request::Close { key, .. } => *key,
             _ => return,
         };
         let known = self.core.all().find(|held| held.job.key() == key && !held.job.is_dropped());
         let Some(serial) = known.map(|held| held.body.serial) else { return };
-        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let wrong = match request {
-            Request::Hold(hold) if hold.tag != job.tag() => Some("held a second time"),
+            Request::Register(asked) if asked.tag != job.tag() => Some("held a second time"),
             Request::Close { op, .. } => {
                 body.is_to_end = true;
                 let is_another = body.close.replace(*op).is_some_and(|before| before != *op);
@@ -150,7 +150,7 @@ impl Keeper {
 fn perform(shared: &Shared, id: u64, request: Request) {
     {
         let mut keeper = shared.borrow_mut();
-        keeper.is_told |= matches!(request, Request::Hold(_));
+        keeper.is_told |= matches!(request, Request::Register(_));
         keeper.check(&request);
         let connection = keeper.connection.0;
         keeper.core.perform(ReplyTo { connection, id }, request, now());
@@ -214,18 +214,20 @@ fn act(shared: &Shared, action: Action) {
             keeper.reply(to, Ok(hello));
         }
         Action::ReadUsages { to, .. } => keeper.reply(to, Ok(Reply::Usages(Vec::new()))),
-        Action::Hold { serial, to, mut hold } => match SimulatedJob::open(&keeper.state, serial, &mut hold) {
-            Ok(body) => {
-                // Large sets of phrases are prepared later, and requests wait for it.
-                let is_small = !keeper.random.one_in(4);
-                keeper.core.held(serial, to, hold, body, is_small.then_some(&[]));
-                drop(keeper);
-                if !is_small {
-                    prepare_later(shared, serial);
+        Action::Register { serial, to, mut asked } => {
+            match SimulatedJob::open(&keeper.state, serial, &mut asked) {
+                Ok(body) => {
+                    // Large sets of phrases are prepared later, and requests wait for it.
+                    let is_small = !keeper.random.one_in(4);
+                    keeper.core.registered(serial, to, asked, body, is_small.then_some(&[]));
+                    drop(keeper);
+                    if !is_small {
+                        prepare_later(shared, serial);
+                    }
                 }
+                Err(error) => keeper.reply(to, Err(error)),
             }
-            Err(error) => keeper.reply(to, Err(error)),
-        },
+        }
         Action::Prepare(serial, _) => {
             drop(keeper);
             prepare_later(shared, serial);

@@ -4,7 +4,7 @@
 //! Some actions are questions, which an [`Event`](super::Event) answers. The actions that follow from an answer come
 //! before those that were requested after the question.
 
-use crate::protocol::{Closed, FromKeeper, HoldJob, KeeperError, Remembered, Reply, Request, StartPart};
+use crate::protocol::{Closed, FromKeeper, KeeperError, RegisterJob, Remembered, Reply, Request, StartPart};
 use step_runner_log::journal::event::Event as JournalEvent;
 use step_runner_model::{ExitStatus, JobKey, LogChannel, Outcome, StepUsage};
 
@@ -64,13 +64,13 @@ pub enum Action {
     Flush,
     /// Open the log of a new job and prepare its phrases. The answer is a call of [`Core::held`](super::Core::held),
     /// unless that fails: then the shell replies.
-    Hold {
+    Register {
         /// Number of the new job.
         serial: Serial,
         /// Receiver of the reply.
         to: ReplyTo,
         /// The job.
-        hold: Box<HoldJob>,
+        asked: Box<RegisterJob>,
     },
     /// Prepare further phrases of a job. The answer, now or later, is a call of
     /// [`Core::prepared`](super::Core::prepared).
@@ -100,14 +100,14 @@ pub enum JobAction {
     Start(u32),
     /// Continue the reaper of a step, which owes news of its process: a process of the job may have stopped it.
     WakeReaper(u32),
-    /// Describe the end of a step that has no process. Answer: [`Event::Over`](super::Event::Over).
+    /// Describe the end of a step that has no process. Answer: [`Event::Ended`](super::Event::Ended).
     NotStarted(u32, NotStarted),
-    /// End the output of a step, and describe its end. Answer: [`Event::Over`](super::Event::Over).
+    /// End the output of a step, and describe its end. Answer: [`Event::Ended`](super::Event::Ended).
     FinishStep(FinishStep),
-    /// Check if any process of the job is left. Answer: [`Event::Looked`](super::Event::Looked).
-    Look(Look),
-    /// Check if the processes that `steps` have left are gone. Answer: [`Event::LookedAtLeft`](super::Event::LookedAtLeft).
-    LookAtLeft {
+    /// Check if any process of the job is left. Answer: [`Event::CheckedEmpty`](super::Event::CheckedEmpty).
+    CheckEmpty(EmptyCheck),
+    /// Check if the processes that `steps` have left are gone. Answer: [`Event::CheckedLeftEmpty`](super::Event::CheckedLeftEmpty).
+    CheckLeftEmpty {
         /// The step that waits for that.
         step: u32,
         /// The steps that have left them.
@@ -187,7 +187,7 @@ pub struct StartFailure {
 
 /// Reason why the core asks if any process of a job is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum EmptyCheck {
     /// The close begins; `true` if the job's processes were asked to end before.
     Close(bool),
     /// The next stage of the job's end is due.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::action::{Actions, JobAction, Look};
+use super::action::{Actions, EmptyCheck, JobAction};
 use super::ending::Ending;
 use super::event::Moment;
 use super::job::{Job, Presence};
@@ -42,7 +42,7 @@ impl Job {
         self.clearances = Vec::new();
         let was_asked = self.ending.is_some();
         self.ending.get_or_insert_with(|| Ending::new(now, grace)).hurry(now);
-        out.job(self.serial, JobAction::Look(Look::Close(was_asked)));
+        out.job(self.serial, JobAction::CheckEmpty(EmptyCheck::Close(was_asked)));
     }
 
     /// Drops the job for the daemon: kills its processes. Once none is left, the job is `Gone`.
@@ -104,15 +104,21 @@ impl Job {
             return;
         }
         if self.processes.is_empty() {
-            out.job(self.serial, JobAction::Look(Look::End));
+            out.job(self.serial, JobAction::CheckEmpty(EmptyCheck::End));
         } else {
             self.climb(false, at, out);
         }
     }
 
-    pub(super) fn looked(&mut self, look: Look, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
+    pub(super) fn checked_empty(
+        &mut self,
+        look: EmptyCheck,
+        is_empty: bool,
+        at: &Moment<'_>,
+        out: &mut Actions,
+    ) {
         match look {
-            Look::Close(was_asked) => {
+            EmptyCheck::Close(was_asked) => {
                 if !is_empty {
                     out.job(self.serial, JobAction::Thaw);
                     // SIGTERM goes to the whole group of a running step, and to each other process.
@@ -123,9 +129,9 @@ impl Job {
                 }
                 self.check_end(at, out);
             }
-            Look::End => self.climb(is_empty, at, out),
-            Look::GivenUp => self.finish_close(!is_empty, at, out),
-            Look::Clear(_) => {}
+            EmptyCheck::End => self.climb(is_empty, at, out),
+            EmptyCheck::GivenUp => self.finish_close(!is_empty, at, out),
+            EmptyCheck::Clear(_) => {}
         }
     }
 
@@ -145,7 +151,7 @@ impl Job {
         }
         if rung.given_up && self.give_up_steps(out) {
             // Report the ends of these steps before the end of the job.
-            out.job(self.serial, JobAction::Look(Look::GivenUp));
+            out.job(self.serial, JobAction::CheckEmpty(EmptyCheck::GivenUp));
         } else if is_empty || rung.given_up {
             self.finish_close(!is_empty, at, out);
         }

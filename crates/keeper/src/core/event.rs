@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use super::action::{Look, StartFailure};
-use crate::protocol::{Closed, KeeperSettings, LogStorage, StepOver};
+use super::action::{EmptyCheck, StartFailure};
+use crate::protocol::{Closed, KeeperSettings, LogStorage, StepEnded};
 use step_runner_model::{ExitStatus, StepUsage};
 
 /// Something that has happened to a job. Steps are named by their number.
@@ -39,13 +39,13 @@ pub enum Event {
         is_drained: bool,
     },
     /// Answer to `NotStarted` and `FinishStep`.
-    Over(StepOver),
-    /// Answer to `Look`: true if no process of the job is left.
-    Looked(Look, bool),
+    Ended(StepEnded),
+    /// Answer to `EmptyCheck`: true if no process of the job is left.
+    CheckedEmpty(EmptyCheck, bool),
     /// Processes of the job have ended, so an end that waits for them continues at once.
     Fewer,
-    /// Answer to `LookAtLeft`: true if nothing is left that this step waits for.
-    LookedAtLeft(u32, bool),
+    /// Answer to `CheckLeftEmpty`: true if nothing is left that this step waits for.
+    CheckedLeftEmpty(u32, bool),
     /// A reaper of the job is dead, and so is the process of the step that it held, if there was one.
     ReaperLost(Option<u32>),
     /// The disk accepts the log again.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::action::{Action, Actions, JobAction, Look, Serial};
+use super::action::{Action, Actions, EmptyCheck, JobAction, Serial};
 use super::closing::Closing;
 use super::ending::Ending;
 use super::event::{Event, LogView, Moment};
@@ -11,7 +11,7 @@ use super::process::{Process, Stage};
 use super::record::Record;
 use super::stopping::Clearance;
 use crate::protocol::{
-    Closed, FromKeeper, HeldJob, HoldJob, LogStorage, Reply, SecretBytes, SpawnStep, StepOver,
+    Closed, FromKeeper, LogStorage, RegisterJob, RegisteredJob, Reply, SecretBytes, SpawnStep, StepEnded,
 };
 use step_runner_log::journal::event::Event as JournalEvent;
 use step_runner_model::{JobKey, LogChannel};
@@ -20,7 +20,7 @@ use step_runner_model::{JobKey, LogChannel};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     /// The daemon knows it.
-    Held,
+    Registered,
     /// The daemon has forgotten it; its processes may live.
     Dropped,
     /// The daemon has forgotten it, and no process is left.
@@ -30,7 +30,7 @@ pub(super) enum Presence {
 /// The events of the job, and the operations done: the daemon may ask for both again.
 struct Ledger {
     record: Record,
-    /// See [`HoldJob::brief`].
+    /// See [`RegisterJob::brief`].
     brief: Vec<u8>,
     /// Largest `op` done.
     last_op: u32,
@@ -55,7 +55,7 @@ pub struct Job {
     told: Told,
     /// Steps whose end was not reported yet.
     pub(super) processes: Vec<Process>,
-    pub(super) over: Vec<StepOver>,
+    pub(super) over: Vec<StepEnded>,
     /// What steps wait for before their next attempts.
     pub(super) clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
@@ -75,14 +75,14 @@ pub struct Job {
 
 impl Job {
     /// Creates a job whose log is in the state `log`.
-    pub(super) fn new(serial: Serial, hold: &mut HoldJob, log: LogView) -> Self {
+    pub(super) fn new(serial: Serial, asked: &mut RegisterJob, log: LogView) -> Self {
         let mut record = Record::default();
-        record.push(std::mem::take(&mut hold.record));
+        record.push(std::mem::take(&mut asked.record));
         Self {
             serial,
-            key: hold.key,
-            tag: hold.tag,
-            ledger: Ledger { record, brief: std::mem::take(&mut hold.brief), last_op: 0 },
+            key: asked.key,
+            tag: asked.tag,
+            ledger: Ledger { record, brief: std::mem::take(&mut asked.brief), last_op: 0 },
             told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
             processes: Vec::new(),
             over: Vec::new(),
@@ -91,7 +91,7 @@ impl Job {
             ending: None,
             closing: None,
             closed: None,
-            presence: Presence::Held,
+            presence: Presence::Registered,
             gate: None,
             is_log_new: log.len == 0,
             timer: None,
@@ -110,7 +110,7 @@ impl Job {
 
     /// True if the daemon has forgotten the job. The key may then belong to a new job.
     pub fn is_dropped(&self) -> bool {
-        self.presence != Presence::Held
+        self.presence != Presence::Registered
     }
 
     /// True once the end of the job was asked for.
@@ -152,10 +152,12 @@ impl Job {
                 self.read(step, false, is_drained, at, out);
             }
             Event::Read { step, came, is_drained } => self.read(step, came, is_drained, at, out),
-            Event::Over(over) => self.step_over(over, at, out),
-            Event::Looked(Look::Clear(step), is_empty) => self.looked_at_left(step, is_empty, at, out),
-            Event::Looked(look, is_empty) => self.looked(look, is_empty, at, out),
-            Event::LookedAtLeft(step, is_empty) => self.looked_for(step, is_empty, at, out),
+            Event::Ended(over) => self.step_ended(over, at, out),
+            Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty) => {
+                self.checked_cleared(step, is_empty, at, out);
+            }
+            Event::CheckedEmpty(look, is_empty) => self.checked_empty(look, is_empty, at, out),
+            Event::CheckedLeftEmpty(step, is_empty) => self.checked_left_empty(step, is_empty, at, out),
             Event::Fewer => {
                 self.end_anew(at);
                 self.clear_anew(at.now);
@@ -172,9 +174,9 @@ impl Job {
         }
     }
 
-    /// Returns the reply to Hold.
-    pub(super) const fn held(log: LogView) -> Reply {
-        Reply::Held { log_inode: log.inode, log_len: log.len }
+    /// Returns the reply to `Register`.
+    pub(super) const fn registered(log: LogView) -> Reply {
+        Reply::Registered { log_inode: log.inode, log_len: log.len }
     }
 
     /// Returns the reply to Resume. Also tells the daemon if the disk refuses the log.
@@ -182,7 +184,7 @@ impl Job {
         if self.told.storage != LogStorage::Fine {
             self.tell_storage(out);
         }
-        Reply::Resumed(Box::new(HeldJob {
+        Reply::Resumed(Box::new(RegisteredJob {
             tag: self.tag,
             brief: SecretBytes(self.ledger.brief.clone()),
             events: self.ledger.record.count(),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::ending::Ending;
-use crate::protocol::{SpawnStep, StepOver};
+use crate::protocol::{SpawnStep, StepEnded};
 use step_runner_model::{ExitStatus, StepUsage};
 
 /// A pipe that other processes hold counts as drained after this time without a byte.
@@ -45,7 +45,7 @@ pub(super) enum Stage {
     /// It has ended; others still hold its pipes.
     Draining { status: ExitStatus, usage: Option<StepUsage>, last_byte: Instant, until: Instant },
     /// The processes that it left are being killed (`leftover = kill`).
-    Clearing { over: Box<StepOver>, give_up_at: Instant, at: Instant },
+    Clearing { over: Box<StepEnded>, give_up_at: Instant, at: Instant },
 }
 
 impl Process {

@@ -6,8 +6,10 @@ use super::action::{Action, JobAction, ReplyTo, Serial};
 use super::event::Moment;
 use super::gate::Blocked;
 use super::job::Job;
-use super::state::{Body, Core, Held};
-use crate::protocol::{HoldJob, KeeperError, KeeperSettings, PROTOCOL_VERSION, Remembered, Reply, Request};
+use super::state::{Body, Core, Registered};
+use crate::protocol::{
+    KeeperError, KeeperSettings, PROTOCOL_VERSION, RegisterJob, Remembered, Reply, Request,
+};
 use step_runner_log::mask::MaskWarning;
 use step_runner_model::{JobKey, LogChannel};
 
@@ -18,7 +20,7 @@ impl<B: Body> Core<B> {
             Request::Hello { version, settings, digest_key } => {
                 self.hello(to, version, settings, digest_key, now);
             }
-            Request::Hold(hold) => self.hold(to, hold),
+            Request::Register(asked) => self.register(to, asked),
             Request::Remember(remembered) => {
                 self.remember(remembered, now);
                 self.reply(to, Ok(Reply::Done));
@@ -69,38 +71,38 @@ impl<B: Body> Core<B> {
         });
     }
 
-    fn hold(&mut self, to: ReplyTo, hold: Box<HoldJob>) {
-        let known = self.by_key.get(&hold.key).and_then(|serial| self.jobs.get_mut(serial));
+    fn register(&mut self, to: ReplyTo, asked: Box<RegisterJob>) {
+        let known = self.by_key.get(&asked.key).and_then(|serial| self.jobs.get_mut(serial));
         match known.map(|held| (held.body.log(), &mut held.job.gate)) {
-            Some((_, Some(blocked))) => blocked.requests.push_back((to, Request::Hold(hold))),
-            Some((log, None)) => self.reply(to, Ok(Job::held(log))),
+            Some((_, Some(blocked))) => blocked.requests.push_back((to, Request::Register(asked))),
+            Some((log, None)) => self.reply(to, Ok(Job::registered(log))),
             None => {
                 self.last_serial += 1;
-                self.actions.push(Action::Hold { serial: self.last_serial, to, hold });
+                self.actions.push(Action::Register { serial: self.last_serial, to, asked });
             }
         }
     }
 
     /// Takes the job `serial`, whose log is open. `prepared` has the warnings about its phrases. `None` means that
     /// the phrases are still being prepared, and requests about the job wait for [`Core::prepared`].
-    pub fn held(
+    pub fn registered(
         &mut self,
         serial: Serial,
         to: ReplyTo,
-        mut hold: Box<HoldJob>,
+        mut asked: Box<RegisterJob>,
         body: B,
         prepared: Option<&[MaskWarning]>,
     ) {
         let log = body.log();
-        let mut job = Job::new(serial, &mut hold, log);
+        let mut job = Job::new(serial, &mut asked, log);
         if prepared.is_none() {
             job.gate = Some(Box::new(Blocked::new(to, true)));
         }
-        self.by_key.insert(hold.key, serial);
-        self.jobs.insert(serial, Box::new(Held { job, body }));
+        self.by_key.insert(asked.key, serial);
+        self.jobs.insert(serial, Box::new(Registered { job, body }));
         if let Some(warnings) = prepared {
-            self.warn_of_held(serial, warnings);
-            self.reply(to, Ok(Job::held(log)));
+            self.warn_of_registered(serial, warnings);
+            self.reply(to, Ok(Job::registered(log)));
             if !warnings.is_empty() {
                 self.actions.push(Action::Settle(serial));
             }
@@ -169,7 +171,7 @@ impl<B: Body> Core<B> {
                     return out.push(Action::Prepare(serial, phrases));
                 }
             }
-            Request::Hold(_) => reply = Job::held(log),
+            Request::Register(_) => reply = Job::registered(log),
             Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => {
                 return;
             }
@@ -185,8 +187,8 @@ impl<B: Body> Core<B> {
         let Some(blocked) = job.gate.take() else { return };
         let reply = match prepared {
             Ok(warnings) if blocked.is_new => {
-                self.warn_of_held(serial, warnings);
-                Ok(Job::held(log))
+                self.warn_of_registered(serial, warnings);
+                Ok(Job::registered(log))
             }
             Ok(warnings) => {
                 self.warn(serial, warnings);
@@ -210,7 +212,7 @@ impl<B: Body> Core<B> {
     }
 
     /// Writes the warnings about a job that was just taken, unless its log has them from a dead keeper.
-    fn warn_of_held(&mut self, serial: Serial, warnings: &[MaskWarning]) {
+    fn warn_of_registered(&mut self, serial: Serial, warnings: &[MaskWarning]) {
         if self.jobs.get(&serial).is_some_and(|held| held.job.is_log_new) {
             self.warn(serial, warnings);
         }
@@ -258,7 +260,7 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         | Request::Resume { key }
         | Request::WatchUnfinished { key }
         | Request::ReadRecord { key, .. } => Some(*key),
-        Request::Hold(hold) => Some(hold.key),
+        Request::Register(asked) => Some(asked.key),
         Request::Spawn(spawn) => Some(spawn.key),
         Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => None,
     }

@@ -23,7 +23,7 @@ pub trait Body {
 }
 
 /// A job and the shell's part of it.
-pub struct Held<B> {
+pub struct Registered<B> {
     /// The job.
     pub job: Job,
     /// The shell's part.
@@ -33,7 +33,7 @@ pub struct Held<B> {
 /// The state of a keeper.
 pub struct Core<B> {
     pub(super) settings: KeeperSettings,
-    pub(super) jobs: HashMap<Serial, Box<Held<B>>>,
+    pub(super) jobs: HashMap<Serial, Box<Registered<B>>>,
     /// Jobs that a daemon can name: all but dropped ones.
     pub(super) by_key: HashMap<JobKey, Serial>,
     pub(super) last_serial: Serial,
@@ -79,17 +79,17 @@ impl<B: Body> Core<B> {
     }
 
     /// Returns a job by its number.
-    pub fn get(&self, serial: Serial) -> Option<&Held<B>> {
+    pub fn get(&self, serial: Serial) -> Option<&Registered<B>> {
         self.jobs.get(&serial).map(Box::as_ref)
     }
 
     /// Returns a job by its number, for its shell.
-    pub fn get_mut(&mut self, serial: Serial) -> Option<&mut Held<B>> {
+    pub fn get_mut(&mut self, serial: Serial) -> Option<&mut Registered<B>> {
         self.jobs.get_mut(&serial).map(Box::as_mut)
     }
 
     /// Returns all jobs, dropped ones included.
-    pub fn all(&self) -> impl Iterator<Item = &Held<B>> {
+    pub fn all(&self) -> impl Iterator<Item = &Registered<B>> {
         self.jobs.values().map(Box::as_ref)
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Actions, FinishStep, JobAction, Look, NotStarted, StartFailure};
+use super::action::{Action, Actions, EmptyCheck, FinishStep, JobAction, NotStarted, StartFailure};
 use super::event::Moment;
 use super::job::Job;
 use super::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
-use crate::protocol::{FromKeeper, SpawnStep, StepEnd, StepOver};
+use crate::protocol::{FromKeeper, SpawnStep, StepEnd, StepEnded};
 use step_runner_log::journal::event::Event as JournalEvent;
 use step_runner_model::{ExitStatus, LogChannel, StepUsage};
 
@@ -14,7 +14,7 @@ use step_runner_model::{ExitStatus, LogChannel, StepUsage};
 const KILLED: ExitStatus = ExitStatus::Signal(9);
 
 impl Job {
-    /// Takes a step to start. True if it waits for its turn, because requests are answered first. `StepOver` reports
+    /// Takes a step to start. True if it waits for its turn, because requests are answered first. `StepEnded` reports
     /// the result in any case.
     pub(super) fn spawn(&mut self, request: Box<SpawnStep>, out: &mut Actions) -> bool {
         if request.watch_unfinished {
@@ -164,9 +164,9 @@ impl Job {
 
     /// Takes the description of a step's end and reports it. Kills the processes that the step left first, if it
     /// must.
-    pub(super) fn step_over(&mut self, mut over: StepOver, at: &Moment<'_>, out: &mut Actions) {
+    pub(super) fn step_ended(&mut self, mut over: StepEnded, at: &Moment<'_>, out: &mut Actions) {
         let StepEnd::Exited(status) = over.end else {
-            self.tell_over(over, out);
+            self.tell_ended(over, out);
             return;
         };
         if over.left == 0
@@ -175,7 +175,7 @@ impl Job {
             // One message reports both ends. The journal needs no line, because no process is left to look for.
             over.closes = true;
             self.forget_process(over.step);
-            self.tell_over(over, out);
+            self.tell_ended(over, out);
             return self.close(grace, Vec::new(), None, at.now, out);
         }
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
@@ -192,14 +192,14 @@ impl Job {
         } else {
             // Report first, then write the journal line: it is read only if this process dies.
             self.forget_process(over.step);
-            self.tell_over(over, out);
+            self.tell_ended(over, out);
             out.push(Action::Flush);
             self.journal(ended, out);
         }
     }
 
     /// Returns the grace for the end of the job, if the end of this step closes the job.
-    fn closes_with(&self, over: &StepOver) -> Option<Duration> {
+    fn closes_with(&self, over: &StepEnded) -> Option<Duration> {
         let (_, grace) = self.last_step.filter(|(step, _)| *step == over.step)?;
         let is_stopped =
             self.processes.iter().any(|process| process.step == over.step && process.stop.is_some());
@@ -207,9 +207,9 @@ impl Job {
         (is_free && matches!(over.end, StepEnd::Exited(status) if status.is_success())).then_some(grace)
     }
 
-    fn tell_over(&mut self, over: StepOver, out: &mut Actions) {
+    fn tell_ended(&mut self, over: StepEnded, out: &mut Actions) {
         self.over.push(over.clone());
-        self.tell(FromKeeper::StepOver { key: self.key(), over }, out);
+        self.tell(FromKeeper::StepEnded { key: self.key(), over }, out);
     }
 
     /// Performs the work that is due for each step.
@@ -226,7 +226,9 @@ impl Job {
                     Stage::Starting { .. } => self.start(index, out),
                     Stage::Launching { .. } | Stage::Running { .. } => self.wake(step, at, out),
                     Stage::Draining { .. } => self.finish(index, out),
-                    Stage::Clearing { .. } => out.job(self.serial, JobAction::Look(Look::Clear(step))),
+                    Stage::Clearing { .. } => {
+                        out.job(self.serial, JobAction::CheckEmpty(EmptyCheck::Clear(step)));
+                    }
                 }
             }
             // A step that could not be started was removed, and the next one has its index now.
@@ -235,7 +237,7 @@ impl Job {
     }
 
     /// Reports a step whose left-over processes are gone or cannot be killed, or kills them again.
-    pub(super) fn looked_at_left(&mut self, step: u32, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
+    pub(super) fn checked_cleared(&mut self, step: u32, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
         let Some(index) = self.index(step) else { return };
         let Some(process) = self.processes.get_mut(index) else { return };
         let Stage::Clearing { give_up_at, at: next, .. } = &mut process.stage else { return };
@@ -243,7 +245,7 @@ impl Job {
             *next = at.now + CLEAR_PAUSE;
             out.job(self.serial, JobAction::KillStep(step));
         } else if let Stage::Clearing { over, .. } = self.processes.swap_remove(index).stage {
-            self.tell_over(*over, out);
+            self.tell_ended(*over, out);
         }
     }
 
@@ -266,7 +268,7 @@ impl Job {
             }
             Stage::Clearing { .. } => {
                 if let Stage::Clearing { over, .. } = self.processes.remove(index).stage {
-                    self.tell_over(*over, out);
+                    self.tell_ended(*over, out);
                 }
             }
             Stage::Starting { .. } => return false,

@@ -68,12 +68,18 @@ impl Job {
             return;
         }
         let ending = Ending::new(now, grace);
-        out.job(self.serial, JobAction::LookAtLeft { step, steps: steps.clone() });
+        out.job(self.serial, JobAction::CheckLeftEmpty { step, steps: steps.clone() });
         self.clearances.push(Clearance { step, steps, ending, is_asked: false });
     }
 
     /// Takes the answer whether anything is left that `step` waits for.
-    pub(super) fn looked_for(&mut self, step: u32, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
+    pub(super) fn checked_left_empty(
+        &mut self,
+        step: u32,
+        is_empty: bool,
+        at: &Moment<'_>,
+        out: &mut Actions,
+    ) {
         let Some(index) = self.clearances.iter().position(|clearance| clearance.step == step) else { return };
         let Some(clearance) = self.clearances.get_mut(index) else { return };
         let steps = clearance.steps.clone();
@@ -100,7 +106,7 @@ impl Job {
     pub(super) fn clearances_due(&self, at: &Moment<'_>, out: &mut Actions) {
         for clearance in self.clearances.iter().filter(|clearance| clearance.ending.check_at() <= at.now) {
             let (step, steps) = (clearance.step, clearance.steps.clone());
-            out.job(self.serial, JobAction::LookAtLeft { step, steps });
+            out.job(self.serial, JobAction::CheckLeftEmpty { step, steps });
         }
     }
 

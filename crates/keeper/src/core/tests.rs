@@ -9,7 +9,7 @@ use stage::{Happening, Stage};
 fn happening() -> impl Strategy<Value = Happening> {
     let job = 0_u8..3;
     prop_oneof![
-        3 => job.clone().prop_map(Happening::Hold),
+        3 => job.clone().prop_map(Happening::Register),
         8 => (job.clone(), any::<bool>(), any::<bool>())
             .prop_map(|(job, is_deaf, closes)| Happening::Spawn { job, is_deaf, closes }),
         8 => (job.clone(), 0_u8..4, any::<bool>())
@@ -52,7 +52,7 @@ proptest! {
 fn a_step_whose_process_cannot_be_killed_is_over_before_its_job_if_leftovers_are_killed() {
     let mut stage = Stage::new(false);
     for happening in [
-        Happening::Hold(0),
+        Happening::Register(0),
         Happening::Stick(0),
         Happening::Spawn { job: 0, is_deaf: false, closes: false },
         Happening::Close { job: 0, grace: 1_000 },
@@ -76,7 +76,7 @@ fn the_success_of_its_last_step_closes_a_job_unless_an_end_was_asked_for() {
         (vec![last.clone(), stop, exit(0)], false),
     ] {
         let mut stage = Stage::new(true);
-        stage.play(&Happening::Hold(0));
+        stage.play(&Happening::Register(0));
         for happening in happenings {
             stage.play(&happening);
         }
@@ -91,7 +91,7 @@ fn the_success_of_its_last_step_closes_a_job_unless_an_end_was_asked_for() {
 fn no_length_is_told_of_a_job_behind_its_end() {
     let mut stage = Stage::new(true);
     for happening in [
-        Happening::Hold(0),
+        Happening::Register(0),
         Happening::Line(0),
         Happening::Close { job: 0, grace: 0 },
         Happening::Pass(1_000),
@@ -108,7 +108,7 @@ fn no_length_is_told_of_a_job_behind_its_end() {
 fn requests_that_wait_for_phrases_are_answered_when_their_job_is_dropped() {
     let mut stage = Stage::new(true);
     for happening in [
-        Happening::Hold(0),
+        Happening::Register(0),
         Happening::Phrases { job: 0, later: true },
         Happening::Line(0),
         Happening::Drop(0),

@@ -10,7 +10,7 @@ use step_runner_process::spawn::Stage;
 
 /// End of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StepOver {
+pub struct StepEnded {
     /// The step.
     pub step: u32,
     /// Exit of its process, or the failure to start it.

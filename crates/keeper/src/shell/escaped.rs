@@ -17,7 +17,7 @@ use step_runner_process::cgroup::Leaf;
 use step_runner_process::sweep::{Process, family, own_children_except, tag_of};
 
 /// Maximum number of looks at our children until no further one has ended meanwhile.
-const LOOKS: u32 = 4;
+const LOOKUPS: u32 = 4;
 
 /// Maximum number of processes whose children are looked for. If there are more, children that have left the group are found
 /// when their parents have ended.
@@ -138,7 +138,7 @@ impl Signs<'_> {
     pub(super) fn children_outside(&self, leaf: &Leaf, shared: &KeeperShared) -> Vec<Process> {
         let is_known = |pid| shared.leaders.contains_key(&pid) || shared.reapers.contains(&pid);
         let (mut children, mut ended) = (own_children_except(is_known), 0);
-        for _ in 0..LOOKS {
+        for _ in 0..LOOKUPS {
             let zombies = children.iter().filter(|child| child.zombie).count();
             if zombies <= ended {
                 break;

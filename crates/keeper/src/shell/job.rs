@@ -12,8 +12,8 @@ use super::output::Output;
 use super::processes::{self, Processes, StartedProcess};
 use super::shared::KeeperShared;
 use super::tree;
-use crate::core::{Body, Event, FinishStep, Job, JobAction, LogView, Look, NotStarted, Serial};
-use crate::protocol::{Closed, HoldJob, KeeperError, StepEnd, StepOver};
+use crate::core::{Body, EmptyCheck, Event, FinishStep, Job, JobAction, LogView, NotStarted, Serial};
+use crate::protocol::{Closed, KeeperError, RegisterJob, StepEnd, StepEnded};
 use step_runner_log::frame::STEP;
 use step_runner_log::journal::{Reader, event::End, event::Event as JournalEvent};
 use step_runner_model::{FinishedProcess, LogChannel, Outcome, Shortage, StepUsage};
@@ -46,7 +46,7 @@ impl JobBody {
     /// Opens the log of a job.
     pub(super) fn open(
         serial: Serial,
-        hold: &mut HoldJob,
+        hold: &mut RegisterJob,
         masking: Masking,
         shared: &mut KeeperShared,
     ) -> Result<Self, KeeperError> {
@@ -77,19 +77,19 @@ impl JobBody {
             JobAction::WatchUnfinished => self.output.watch_unfinished(),
             JobAction::Start(step) => return self.start(step, job, shared),
             JobAction::WakeReaper(step) => self.processes.containment.wake_reaper(step),
-            JobAction::NotStarted(step, why) => return Some(Event::Over(self.not_started(step, why))),
+            JobAction::NotStarted(step, why) => return Some(Event::Ended(self.not_started(step, why))),
             JobAction::FinishStep(finish) => {
-                return Some(Event::Over(self.finish_step(&finish, shared)));
+                return Some(Event::Ended(self.finish_step(&finish, shared)));
             }
-            JobAction::Look(Look::Clear(step)) => {
+            JobAction::CheckEmpty(EmptyCheck::Clear(step)) => {
                 let is_empty = self.processes.containment.are_empty(&[step]);
-                return Some(Event::Looked(Look::Clear(step), is_empty));
+                return Some(Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty));
             }
-            JobAction::Look(look) => {
-                return Some(Event::Looked(look, self.processes.is_empty(shared)));
+            JobAction::CheckEmpty(look) => {
+                return Some(Event::CheckedEmpty(look, self.processes.is_empty(shared)));
             }
-            JobAction::LookAtLeft { step, steps } => {
-                return Some(Event::LookedAtLeft(step, self.processes.containment.are_empty(&steps)));
+            JobAction::CheckLeftEmpty { step, steps } => {
+                return Some(Event::CheckedLeftEmpty(step, self.processes.containment.are_empty(&steps)));
             }
             JobAction::TerminateLeft(steps) => self.processes.containment.terminate_left(&steps),
             JobAction::KillStep(step) => self.processes.kill_step(step, shared),
@@ -140,15 +140,15 @@ impl JobBody {
         Event::Started(step)
     }
 
-    fn not_started(&mut self, step: u32, why: NotStarted) -> StepOver {
+    fn not_started(&mut self, step: u32, why: NotStarted) -> StepEnded {
         self.processes.forget(step);
         let end = processes::not_started(why);
         let usage = self.processes.containment.usage();
-        StepOver { step, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
+        StepEnded { step, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
     }
 
     /// Ends the output of a step, and counts and names the processes it left.
-    fn finish_step(&mut self, finish: &FinishStep, shared: &mut KeeperShared) -> StepOver {
+    fn finish_step(&mut self, finish: &FinishStep, shared: &mut KeeperShared) -> StepEnded {
         let FinishStep { step, name, status, usage: used, names_left } = finish;
         self.processes.forget(*step);
         self.output.finish_step(*step, shared);
@@ -171,7 +171,7 @@ impl JobBody {
         }
         let (end, usage) = (StepEnd::Exited(*status), self.processes.containment.usage());
         let (left, ran) = (survivors.len() as u32, self.ran(*used));
-        StepOver { step: *step, end, left, shortage, usage, ran, closes: false }
+        StepEnded { step: *step, end, left, shortage, usage, ran, closes: false }
     }
 
     /// Writes the processes of running steps to the log.

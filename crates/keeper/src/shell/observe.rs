@@ -8,7 +8,7 @@ use rustix::process::Pid;
 use super::job::JobBody;
 use super::processes::{Seen, StartedProcess, reported_failure};
 use super::server::Keeper;
-use crate::core::{Event, Held, Serial};
+use crate::core::{Event, Registered, Serial};
 use step_runner_model::{ExitStatus, StepUsage};
 use step_runner_process::reaper::{OrderedPipes, ReaperEvent};
 
@@ -38,7 +38,7 @@ impl Keeper {
 
     /// Checks if a process of a running step has ended. `is_it` selects the process by step and process id.
     pub(super) fn on_process(&mut self, serial: Serial, is_it: impl Fn(u32, u32) -> bool) {
-        let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { body, .. }) = self.core.get_mut(serial) else { return };
         match body.processes.look_at(is_it, &mut self.shared) {
             Seen::Nothing => {}
             Seen::Reported(step) => self.tell(serial, Event::ExitSeen(step)),
@@ -51,14 +51,14 @@ impl Keeper {
 
     /// Reads the pipes of a step whose process has ended, and tells the core.
     fn exited(&mut self, serial: Serial, step: u32, status: ExitStatus, usage: Option<StepUsage>) {
-        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let is_drained = body.output.read_at_end(step, job, &mut self.shared);
         self.tell(serial, Event::Exited { step, status, usage, is_drained });
     }
 
     /// Reads a pipe of a job.
     pub(super) fn on_pipe(&mut self, serial: Serial, pipe: u32) {
-        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let read = body.output.on_pipe(pipe, job, &mut self.shared);
         if let Some(read) = read.filter(|read| job.is_draining(read.step)) {
             self.tell(serial, Event::Read { step: read.step, came: read.came, is_drained: read.is_drained });
@@ -68,12 +68,12 @@ impl Keeper {
 
     /// Reads the messages of a job's reaper, and handles its end.
     pub(super) fn on_reaper(&mut self, serial: Serial) {
-        while let Some(Held { body, .. }) = self.core.get_mut(serial)
+        while let Some(Registered { body, .. }) = self.core.get_mut(serial)
             && let Some((step, event, pidfd)) = body.processes.containment.receive(&self.shared)
         {
             self.on_reaper_event(serial, step, event, pidfd);
         }
-        while let Some(Held { body, .. }) = self.core.get_mut(serial)
+        while let Some(Registered { body, .. }) = self.core.get_mut(serial)
             && let Some(lost) = body.processes.containment.take_lost_reaper()
         {
             self.reaper_lost(serial, lost.step);
@@ -89,7 +89,7 @@ impl Keeper {
         event: ReaperEvent,
         pidfd: Option<OwnedFd>,
     ) {
-        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let launched = |body: &mut JobBody| Some((step?, body.processes.take_launched(step?)?));
         match event {
             ReaperEvent::Started { pid, start_time } => {
@@ -114,7 +114,7 @@ impl Keeper {
             }
             ReaperEvent::Deserted => {}
         }
-        if let Some(Held { body, .. }) = self.core.get_mut(serial)
+        if let Some(Registered { body, .. }) = self.core.get_mut(serial)
             && body.processes.is_empty(&self.shared)
         {
             self.tell(serial, Event::Fewer);
@@ -124,7 +124,7 @@ impl Keeper {
     /// Handles the death of a job's reaper: the kernel has killed the process of `step` with it.
     fn reaper_lost(&mut self, serial: Serial, step: Option<u32>) {
         self.tell(serial, Event::ReaperLost(step));
-        let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { body, .. }) = self.core.get_mut(serial) else { return };
         if let Some(step) = step.filter(|step| body.processes.take_reported(*step)) {
             self.exited(serial, step, KILLED, None);
         }
@@ -133,13 +133,13 @@ impl Keeper {
 
     /// Runs the timers of a job: log, steps, end.
     pub(super) fn tick(&mut self, serial: Serial, now: Instant) {
-        let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { body, .. }) = self.core.get_mut(serial) else { return };
         if body.output.retry(now, &mut self.shared) {
             self.tell(serial, Event::DiskTakes);
         }
         self.tell(serial, Event::StepsDue);
         self.tell(serial, Event::EndDue);
-        if let Some(Held { job, body }) = self.core.get_mut(serial) {
+        if let Some(Registered { job, body }) = self.core.get_mut(serial) {
             body.output.unfinished_tick(now, job, &mut self.shared);
         }
         self.settle(serial);

@@ -6,8 +6,8 @@ use super::compile::{PhraseWork, Prepared};
 use super::job::JobBody;
 use super::masking::{Masking, MaskingSource};
 use super::server::Keeper;
-use crate::core::{Action, Held, ReplyTo, Serial};
-use crate::protocol::{HoldJob, KeeperError, PROTOCOL_VERSION, Reply, ToKeeper};
+use crate::core::{Action, Registered, ReplyTo, Serial};
+use crate::protocol::{KeeperError, PROTOCOL_VERSION, RegisterJob, Reply, ToKeeper};
 use step_runner_model::JobKey;
 use step_runner_process::cgroup::Usage;
 
@@ -31,7 +31,7 @@ impl Keeper {
     fn perform(&mut self, action: Action) {
         match action {
             Action::Job(serial, action) => {
-                let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+                let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
                 if let Some(answer) = body.perform(action, job, &mut self.shared) {
                     self.core.on(serial, answer, Instant::now());
                 }
@@ -61,7 +61,7 @@ impl Keeper {
                 let usages = self.usages(&jobs);
                 self.shared.reply(to, Ok(Reply::Usages(usages)));
             }
-            Action::Hold { serial, to, hold } => self.hold(serial, to, hold),
+            Action::Register { serial, to, asked } => self.register(serial, to, asked),
             Action::Prepare(serial, phrases) => self.prepare(serial, phrases),
             Action::Leave => self.leaving = true,
         }
@@ -73,23 +73,23 @@ impl Keeper {
     }
 
     /// Takes a new job. Its phrases are prepared at once if they are few.
-    fn hold(&mut self, serial: Serial, to: ReplyTo, mut hold: Box<HoldJob>) {
+    fn register(&mut self, serial: Serial, to: ReplyTo, mut asked: Box<RegisterJob>) {
         let work = PhraseWork::New(MaskingSource {
-            phrases: std::mem::take(&mut hold.phrases),
-            token_prefixes: std::mem::take(&mut hold.token_prefixes),
-            forms: hold.mask_forms,
-            default_prefixes: hold.default_prefixes,
+            phrases: std::mem::take(&mut asked.phrases),
+            token_prefixes: std::mem::take(&mut asked.token_prefixes),
+            forms: asked.mask_forms,
+            default_prefixes: asked.default_prefixes,
         });
         let is_small = work.is_small();
         let masking = if is_small { work.run() } else { Masking::none().map(|none| (none, Vec::new())) };
         let opened = masking.map_err(|error| KeeperError::Masking(error.to_string())).and_then(
             |(masking, warnings)| {
-                Ok((JobBody::open(serial, &mut hold, masking, &mut self.shared)?, warnings))
+                Ok((JobBody::open(serial, &mut asked, masking, &mut self.shared)?, warnings))
             },
         );
         match opened {
             Ok((body, warnings)) => {
-                self.core.held(serial, to, hold, body, is_small.then_some(warnings.as_slice()));
+                self.core.registered(serial, to, asked, body, is_small.then_some(warnings.as_slice()));
                 if !is_small {
                     self.compiler.submit(serial, work);
                 }
@@ -110,7 +110,7 @@ impl Keeper {
 
     /// Uses the prepared phrases of a job.
     pub(super) fn prepared(&mut self, serial: Serial, prepared: Prepared) {
-        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         if !job.is_blocked() {
             return;
         }
@@ -131,7 +131,7 @@ impl Keeper {
     }
 
     fn settle_job(&mut self, serial: Serial) {
-        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let shared = &mut self.shared;
         body.output.park(serial, shared);
         if let Some(text) = body.output.log.take_news() {

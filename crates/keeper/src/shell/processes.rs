@@ -10,7 +10,7 @@ use super::escaped::{Signs, is_below};
 use super::leftover::Leftovers;
 use super::shared::{KeeperShared, Token};
 use crate::core::{NotStarted, Serial, StartFailure};
-use crate::protocol::{HoldJob, SpawnStep, StartPart, StepEnd};
+use crate::protocol::{RegisterJob, SpawnStep, StartPart, StepEnd};
 use step_runner_model::{ExitStatus, StepUsage};
 use step_runner_process::freezer::thaw_process;
 use step_runner_process::group;
@@ -66,7 +66,7 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn new(serial: Serial, hold: &HoldJob) -> Self {
+    pub(super) fn new(serial: Serial, hold: &RegisterJob) -> Self {
         Self {
             serial,
             tag: hold.tag,

@@ -30,8 +30,8 @@ const MAX_STEP: usize = 4;
 const MAX_RUN: usize = 64;
 
 /// Number of looks taken at once, without a branch between them, and the text that they need.
-const LOOKS: usize = 8;
-const BLOCK: usize = (LOOKS - 1) * MAX_STEP + WINDOW;
+const LOOKUPS: usize = 8;
+const BLOCK: usize = (LOOKUPS - 1) * MAX_STEP + WINDOW;
 
 /// Data about the starts of all forms.
 pub(super) struct Filter {
@@ -143,16 +143,16 @@ impl Filter {
         loop {
             while let Some(block) = text.get(at..).and_then(|rest| rest.first_chunk::<BLOCK>()) {
                 let mut hit = false;
-                for look in 0..LOOKS {
+                for look in 0..LOOKUPS {
                     hit |= word_at(block, look * STEP).is_some_and(&has_gram);
                 }
                 if hit {
                     break;
                 }
-                at += LOOKS * STEP;
+                at += LOOKUPS * STEP;
             }
             // Either this block has a hit, or less than a block is left.
-            for _ in 0..LOOKS {
+            for _ in 0..LOOKUPS {
                 let Some(word) = word_at(text, at) else { return Start { at: at - reach, known: None } };
                 if has_gram(word)
                     && let Some(start) =

@@ -1,7 +1,7 @@
 //! The phases of a job. Each phase holds only the state that can still matter in it.
 
 use super::waiting::{Waiting, WaitingRequests};
-use super::{CancelAsk, StepOver};
+use super::{CancelAsk, StepEnded};
 use crate::job::event::CallId;
 use crate::keeper::protocol::StepEnd;
 use crate::model::{CancelCause, ExitStatus, FinishedProcess, Outcome, StepResult};
@@ -25,7 +25,7 @@ pub(super) enum Phase {
 pub(super) struct Running {
     /// The requests to end it so far.
     pub(super) asked: Asked,
-    /// The step whose success closes the job ([`StepOver::closes`]).
+    /// The step whose success closes the job ([`StepEnded::closes`]).
     pub(super) last_step: Option<Box<LastStep>>,
 }
 
@@ -104,7 +104,7 @@ impl Phase {
     }
 
     /// Notes the step with which the keeper closes the job.
-    pub(super) fn note_last_step(&mut self, over: &StepOver) {
+    pub(super) fn note_last_step(&mut self, over: &StepEnded) {
         let Self::Running(running) = self else { return };
         if over.closes {
             let status = match over.end {

@@ -36,7 +36,7 @@ fn running() -> Driver {
 }
 
 fn waiting() -> Driver {
-    Driver::new(machine(STEPS[0]), Some(HeldRequest::default()))
+    Driver::new(machine(STEPS[0]), Some(RegisteredRequest::default()))
 }
 
 fn handle(driver: &mut Driver, event: Event) -> RecordToSend {
@@ -152,7 +152,7 @@ fn a_close_that_is_reported_early_waits_for_the_jobs_own_end() {
 
 #[test]
 fn the_keepers_death_in_each_phase() {
-    assert!(matches!(waiting().keeper_lost(), KeeperLoss::HoldAgain(_)));
+    assert!(matches!(waiting().keeper_lost(), KeeperLoss::RegisterAgain(_)));
     let mut job = running();
     assert!(matches!(job.keeper_lost(), KeeperLoss::Interrupt));
     assert!(job.next_action().is_none(), "an interrupted job performs nothing");
@@ -184,7 +184,7 @@ fn a_waiting_job_keeps_requests_for_the_next_keeper() {
     assert!(!driver.begin(true), "its keeper is gone, though nobody has said so");
     assert!(driver.cancel(ask(CancelCause::Cancel), true).is_accepted);
     assert!(!driver.cancel(ask(CancelCause::Finish), true).is_accepted, "it is journalled once");
-    let WaitingRequests { begin, cancel, defect } = driver.held_again().unwrap();
+    let WaitingRequests { begin, cancel, defect } = driver.registered_again().unwrap();
     assert!(begin && defect.is_none());
     assert_eq!(cancel, Some(ask(CancelCause::Finish)));
 }
@@ -194,29 +194,29 @@ fn a_waiting_job_gives_up_after_too_many_keepers() {
     let mut driver = waiting();
     driver.keeper_lost();
     for _ in 1..MAX_DIED {
-        assert!(driver.not_held(NotHeld::Died) == NextAttempt::Nothing);
+        assert!(driver.not_registered(NotRegistered::Died) == NextAttempt::Nothing);
     }
-    assert!(driver.not_held(NotHeld::Died) == NextAttempt::Interrupt);
+    assert!(driver.not_registered(NotRegistered::Died) == NextAttempt::Interrupt);
     let mut driver = waiting();
     driver.keeper_lost();
     let pauses: Vec<u64> = (1..MAX_REFUSED)
-        .map(|_| match driver.not_held(NotHeld::NotNow) {
+        .map(|_| match driver.not_registered(NotRegistered::NotNow) {
             NextAttempt::After(pause) => pause.as_secs(),
             NextAttempt::Nothing | NextAttempt::Interrupt => panic!("too early"),
         })
         .collect();
     assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
-    assert!(driver.not_held(NotHeld::NotNow) == NextAttempt::Interrupt);
+    assert!(driver.not_registered(NotRegistered::NotNow) == NextAttempt::Interrupt);
     let mut driver = waiting();
     driver.keeper_lost();
-    assert!(driver.not_held(NotHeld::Impossible) == NextAttempt::Interrupt);
+    assert!(driver.not_registered(NotRegistered::Impossible) == NextAttempt::Interrupt);
 }
 
 #[test]
 fn a_waiting_job_that_is_to_end_needs_no_keeper() {
     let mut driver = waiting();
     driver.keeper_lost();
-    assert_eq!(driver.not_held(NotHeld::NotNow), NextAttempt::After(Duration::from_secs(1)));
+    assert_eq!(driver.not_registered(NotRegistered::NotNow), NextAttempt::After(Duration::from_secs(1)));
     let cancel = driver.cancel(ask(CancelCause::Cancel), true);
     assert!(cancel.is_accepted && matches!(cancel.reaction, Reaction::Interrupt));
     let job = driver.collect_results(false, AT).unwrap();
@@ -227,7 +227,7 @@ fn a_waiting_job_that_is_to_end_needs_no_keeper() {
 fn a_cancel_counts_while_a_job_without_keeper_ends() {
     let mut driver = waiting();
     driver.keeper_lost();
-    assert!(driver.not_held(NotHeld::Impossible) == NextAttempt::Interrupt);
+    assert!(driver.not_registered(NotRegistered::Impossible) == NextAttempt::Interrupt);
     assert!(driver.cancel(ask(CancelCause::Cancel), true).is_accepted);
     assert_eq!(driver.collect_results(false, AT).unwrap().outcome.class, EndClass::Cancelled);
 }
@@ -242,7 +242,7 @@ fn storage_loss_in_each_phase() {
     let mut lost = waiting();
     lost.keeper_lost();
     assert!(matches!(lost.storage_lost(storage_error(), true), Reaction::Nothing));
-    assert!(lost.held_again().unwrap().defect.is_some(), "it waits for the next keeper");
+    assert!(lost.registered_again().unwrap().defect.is_some(), "it waits for the next keeper");
     let mut job = ending();
     assert!(matches!(job.storage_lost(storage_error(), false), Reaction::Nothing));
     assert!(job.closed(Closed::default()).is_some());
@@ -259,7 +259,7 @@ fn a_defect_after_the_last_step_has_closed_the_job_does_not_fail_it() {
     let Some(Action::Spawn { spawn, .. }) = actions(&mut driver).pop() else { panic!("its step starts") };
     let last = over(spawn.call, 0, true);
     assert!(driver.launched(last.step).is_none());
-    assert!(driver.step_over(last.clone()).is_some());
+    assert!(driver.step_ended(last.clone()).is_some());
     let reaction = driver.defect("a defect".into(), false);
     assert!(matches!(&reaction, Reaction::Handle(event)
         if **event == Event::returned_nothing(last.step, ExitStatus::Code(0), None, Some(last.ran))));
@@ -337,7 +337,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         Just(CancelCause::Shutdown),
         Just(CancelCause::TimeLimit)
     ];
-    let refusal = prop_oneof![Just(NotHeld::Died), Just(NotHeld::NotNow), Just(NotHeld::Impossible)];
+    let refusal =
+        prop_oneof![Just(NotRegistered::Died), Just(NotRegistered::NotNow), Just(NotRegistered::Impossible)];
     prop_oneof![
         3 => Just(Happening::Begin),
         2 => (cause, proptest::option::of(0_u64..9)).prop_map(|(cause, limit)| Happening::Cancel(cause, limit)),
@@ -346,7 +347,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::Defect),
         1 => Just(Happening::StorageLost),
         1 => Just(Happening::KeeperDies),
-        3 => proptest::option::of(refusal).prop_map(Happening::Held),
+        3 => proptest::option::of(refusal).prop_map(Happening::Registered),
         3 => (0_u8..9).prop_map(Happening::DaemonDies),
     ]
 }

@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// A job's request, in the form that the keeper holds.
 #[derive(Clone, Default)]
-pub(in crate::actors) struct HeldRequest {
+pub(in crate::actors) struct RegisteredRequest {
     /// First event of the record.
     pub(in crate::actors) head: Arc<[u8]>,
     /// See [`Brief`](crate::actors::admission::Brief).
@@ -31,7 +31,7 @@ pub(in crate::actors) struct HeldRequest {
 
 /// Reason why no keeper has taken a waiting job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::actors) enum NotHeld {
+pub(in crate::actors) enum NotRegistered {
     /// The next keeper died too; the report of that is under way.
     Died,
     /// Temporary: processes, memory or descriptors are used up, or the keeper is silent.
@@ -53,7 +53,7 @@ pub(in crate::actors::job) enum NextAttempt {
 
 /// State of a job that waits for its slot.
 pub(super) struct Waiting {
-    request: HeldRequest,
+    request: RegisteredRequest,
     keeper: Holder,
     /// Keepers in a row that died before they took the job.
     died: u32,
@@ -64,7 +64,7 @@ pub(super) struct Waiting {
 /// The keeper's hold on a waiting job.
 enum Holder {
     /// A keeper holds the job.
-    Held,
+    Registered,
     /// The last keeper died, and the next one has not taken the job.
     Lost {
         requests: WaitingRequests,
@@ -85,18 +85,18 @@ pub(in crate::actors::job) struct WaitingRequests {
 }
 
 impl Waiting {
-    pub(super) const fn new(request: HeldRequest) -> Self {
-        Self { request, keeper: Holder::Held, died: 0, refused: 0 }
+    pub(super) const fn new(request: RegisteredRequest) -> Self {
+        Self { request, keeper: Holder::Registered, died: 0, refused: 0 }
     }
 
     /// Returns the waiting requests if no keeper holds the job. `is_keeper_gone`: the report of the keeper's death may
     /// still be under way.
     fn requests(&mut self, is_keeper_gone: bool) -> Option<&mut WaitingRequests> {
-        if is_keeper_gone && matches!(self.keeper, Holder::Held) {
+        if is_keeper_gone && matches!(self.keeper, Holder::Registered) {
             self.keeper = Holder::Lost { requests: WaitingRequests::default(), is_paused: false };
         }
         match &mut self.keeper {
-            Holder::Held => None,
+            Holder::Registered => None,
             Holder::Lost { requests, .. } => Some(requests),
         }
     }
@@ -123,7 +123,7 @@ impl Waiting {
     }
 
     /// Notes the keeper's death, and that the next attempt begins. Returns the request for the next keeper.
-    pub(super) fn lose_keeper(&mut self) -> HeldRequest {
+    pub(super) fn lose_keeper(&mut self) -> RegisteredRequest {
         self.requests(true);
         if let Holder::Lost { is_paused, .. } = &mut self.keeper {
             *is_paused = false;
@@ -133,7 +133,7 @@ impl Waiting {
 
     pub(super) fn into_requests(self) -> WaitingRequests {
         match self.keeper {
-            Holder::Held => WaitingRequests::default(),
+            Holder::Registered => WaitingRequests::default(),
             Holder::Lost { requests, .. } => requests,
         }
     }
@@ -144,13 +144,13 @@ impl Waiting {
 
     /// Decides about the next attempt. There is none if the job is to end anyway: that needs no keeper, because no step
     /// has run.
-    fn next_attempt(&mut self, reason: NotHeld) -> NextAttempt {
+    fn next_attempt(&mut self, reason: NotRegistered) -> NextAttempt {
         match reason {
-            NotHeld::Died => {
+            NotRegistered::Died => {
                 self.died += 1;
                 if self.died < MAX_DIED { NextAttempt::Nothing } else { NextAttempt::Interrupt }
             }
-            NotHeld::NotNow => {
+            NotRegistered::NotNow => {
                 let pause = FIRST_PAUSE.saturating_mul(1 << self.refused.min(5)).min(LONGEST_PAUSE);
                 self.refused += 1;
                 match &mut self.keeper {
@@ -163,7 +163,7 @@ impl Waiting {
                     _ => NextAttempt::Interrupt,
                 }
             }
-            NotHeld::Impossible => NextAttempt::Interrupt,
+            NotRegistered::Impossible => NextAttempt::Interrupt,
         }
     }
 }
@@ -176,7 +176,7 @@ impl WaitingRequests {
 
 impl Driver {
     /// Takes the answer that no keeper holds the waiting job.
-    pub(in crate::actors::job) fn not_held(&mut self, reason: NotHeld) -> NextAttempt {
+    pub(in crate::actors::job) fn not_registered(&mut self, reason: NotRegistered) -> NextAttempt {
         let Phase::Waiting(waiting) = &mut self.phase else { return NextAttempt::Nothing };
         let next = waiting.next_attempt(reason);
         if next == NextAttempt::Interrupt {
@@ -187,11 +187,11 @@ impl Driver {
 
     /// Takes the answer that a keeper holds the waiting job again. Returns the requests that have waited for it; `None`
     /// if the job does not wait any more.
-    pub(in crate::actors::job) fn held_again(&mut self) -> Option<WaitingRequests> {
+    pub(in crate::actors::job) fn registered_again(&mut self) -> Option<WaitingRequests> {
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
         (waiting.died, waiting.refused) = (0, 0);
-        match std::mem::replace(&mut waiting.keeper, Holder::Held) {
-            Holder::Held => Some(WaitingRequests::default()),
+        match std::mem::replace(&mut waiting.keeper, Holder::Registered) {
+            Holder::Registered => Some(WaitingRequests::default()),
             Holder::Lost { requests, .. } => Some(requests),
         }
     }

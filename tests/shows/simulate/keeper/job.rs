@@ -12,9 +12,11 @@ use super::{Keeper, Shared, drive, happened, is_put_in, moment, now, settle};
 use crate::simulate::program::Program;
 use step_runner::clock;
 use step_runner::keeper::core::{
-    Body, Event, FinishStep, Held, JobAction, LogView, Look, NotStarted, Serial,
+    Body, EmptyCheck, Event, FinishStep, JobAction, LogView, NotStarted, Registered, Serial,
 };
-use step_runner::keeper::protocol::{Closed, HoldJob, KeeperError, LogStorage, StartPart, StepEnd, StepOver};
+use step_runner::keeper::protocol::{
+    Closed, KeeperError, LogStorage, RegisterJob, StartPart, StepEnd, StepEnded,
+};
 use step_runner::model::{ExitStatus, FinishedProcess, JobKey, StepUsage};
 use step_runner::process::cgroup::Usage;
 use tokio::sync::watch;
@@ -65,13 +67,13 @@ impl Body for SimulatedJob {
 }
 
 impl SimulatedJob {
-    pub(super) fn open(state: &Path, serial: Serial, hold: &mut HoldJob) -> Result<Self, KeeperError> {
+    pub(super) fn open(state: &Path, serial: Serial, asked: &mut RegisterJob) -> Result<Self, KeeperError> {
         let log = File::options()
             .append(true)
             .create(true)
-            .open(state.join(format!("jobs/{}/log", hold.key)))
+            .open(state.join(format!("jobs/{}/log", asked.key)))
             .map_err(|e| KeeperError::Log { errno: e.raw_os_error().unwrap_or(0), message: e.to_string() })?;
-        log.set_len(hold.log_len).unwrap();
+        log.set_len(asked.log_len).unwrap();
         let meta = log.metadata().unwrap();
         Ok(Self {
             serial,
@@ -90,7 +92,7 @@ impl SimulatedJob {
         let ran = FinishedProcess { ended: clock::boot_micros(), log_len: self.len, usage };
         let usage = Usage::default();
         let left = self.left.values().sum();
-        Event::Over(StepOver { step, end, left, shortage: None, usage, ran, closes: false })
+        Event::Ended(StepEnded { step, end, left, shortage: None, usage, ran, closes: false })
     }
 
     fn alive(&self) -> u32 {
@@ -100,7 +102,7 @@ impl SimulatedJob {
 
 impl Keeper {
     fn append(&mut self, serial: Serial, text: &str) {
-        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let text = &[HEADER, text].concat();
         let (key, held) = (job.key(), body.inode);
         if !is_put_in("forgets_a_line") || body.len == 0 {
@@ -121,7 +123,7 @@ impl Keeper {
 
     /// Counts the living processes of a job.
     fn count(&self, serial: Serial) {
-        let Some(Held { job, body }) = self.core.get(serial) else { return };
+        let Some(Registered { job, body }) = self.core.get(serial) else { return };
         self.account.borrow_mut().alive.insert(job.tag(), body.alive());
     }
 
@@ -150,19 +152,20 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
         return start(shared, serial, step);
     }
     let mut keeper = shared.borrow_mut();
-    let Held { job, body } = keeper.core.get_mut(serial)?;
+    let Registered { job, body } = keeper.core.get_mut(serial)?;
     match action {
         JobAction::Line(_, text) => {
             keeper.append(serial, &format!("line {text}\n"));
             None
         }
-        JobAction::Look(Look::Clear(step)) => {
-            Some(Event::Looked(Look::Clear(step), body.left.get(&step).is_none_or(|left| *left == 0)))
-        }
-        JobAction::Look(look) => Some(Event::Looked(look, body.alive() == 0)),
-        JobAction::LookAtLeft { step, steps } => {
+        JobAction::CheckEmpty(EmptyCheck::Clear(step)) => Some(Event::CheckedEmpty(
+            EmptyCheck::Clear(step),
+            body.left.get(&step).is_none_or(|left| *left == 0),
+        )),
+        JobAction::CheckEmpty(look) => Some(Event::CheckedEmpty(look, body.alive() == 0)),
+        JobAction::CheckLeftEmpty { step, steps } => {
             let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
-            Some(Event::LookedAtLeft(step, is_empty))
+            Some(Event::CheckedLeftEmpty(step, is_empty))
         }
         JobAction::TerminateLeft(steps) => {
             // Some end when asked, the others do not.
@@ -239,7 +242,7 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
 
 fn start(shared: &Shared, serial: Serial, step: u32) -> Option<Event> {
     let mut keeper = shared.borrow_mut();
-    let Held { job, body } = keeper.core.get_mut(serial)?;
+    let Registered { job, body } = keeper.core.get_mut(serial)?;
     let program = Program::read(job.request(step)?.argv.last().map_or("", String::as_str));
     let (key, tag) = (job.key(), job.tag());
     let (signal, signals) = watch::channel(Signal::None);
@@ -275,7 +278,7 @@ async fn run(
     }
     {
         let mut keeper = shared.borrow_mut();
-        let Some(Held { body, .. }) = keeper.core.get_mut(serial) else { return };
+        let Some(Registered { body, .. }) = keeper.core.get_mut(serial) else { return };
         let Some(at) = body.running.iter().position(|run| run.step == step) else { return };
         let ended = body.running.swap_remove(at);
         // Left-over processes live until the end of the job. SIGKILL goes to them as well.
@@ -316,7 +319,7 @@ fn end_left(shared: &Shared, serial: Serial) {
     tokio::task::spawn_local(async move {
         sleep(Duration::from_millis(3)).await;
         let mut keeper = shared.borrow_mut();
-        if let Some(Held { body, .. }) = keeper.core.get_mut(serial) {
+        if let Some(Registered { body, .. }) = keeper.core.get_mut(serial) {
             body.left.clear();
             keeper.count(serial);
         }

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::core::{Body, Core, Event, LogView, ReplyTo, Serial};
-use crate::protocol::{HoldJob, KeeperSettings, LogStorage, PROTOCOL_VERSION, Request, SpawnStep};
+use crate::protocol::{KeeperSettings, LogStorage, PROTOCOL_VERSION, RegisterJob, Request, SpawnStep};
 use step_runner_model::{ExitStatus, JobKey, LogChannel, ResourceLimits, StepUsage};
 
 /// Something that happens, mostly to the job of this number.
 #[derive(Clone, Debug)]
 pub(super) enum Happening {
-    Hold(u8),
+    Register(u8),
     Spawn {
         job: u8,
         /// SIGTERM does not end its process.
@@ -240,7 +240,7 @@ impl Stage {
 
     pub(super) fn play(&mut self, happening: &Happening) {
         match *happening {
-            Happening::Hold(job) => self.hold(job),
+            Happening::Register(job) => self.register(job),
             // Behind its last step, a daemon asks for nothing more before that is over.
             Happening::Spawn { job, .. } if self.is_closing(job) => {}
             Happening::Spawn { job, is_deaf, closes } => {
@@ -308,9 +308,9 @@ impl Stage {
         }
     }
 
-    fn hold(&mut self, job: u8) {
+    fn register(&mut self, job: u8) {
         self.jobs.entry(job).or_default();
-        self.ask(Request::Hold(Box::new(HoldJob {
+        self.ask(Request::Register(Box::new(RegisterJob {
             key: key(job),
             tag: 1,
             record: b"first".to_vec(),

@@ -10,7 +10,7 @@ use crate::actors::sync_group::NotSynced;
 use crate::job::event::{CallId, JobSpec, ProcessEnd};
 use crate::job::machine::Machine;
 use crate::job::record::Recorder;
-use crate::keeper::protocol::{StepEnd, StepOver};
+use crate::keeper::protocol::{StepEnd, StepEnded};
 use crate::model::{ExitStatus, FinishedProcess, JobId, JobKey};
 use crate::process::cgroup::Usage;
 
@@ -46,8 +46,8 @@ pub(super) fn machine(steps: &str) -> RecordedMachine {
     RecordedMachine::new(key(), Machine::new(&spec(steps)).unwrap(), Recorder::default())
 }
 
-pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepOver {
-    StepOver {
+pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepEnded {
+    StepEnded {
         step,
         end: StepEnd::Exited(ExitStatus::Code(code)),
         left: 0,
@@ -59,7 +59,7 @@ pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepOver {
 }
 
 /// The end of a process, as its step's actor tells it.
-pub(super) fn ended(over: &StepOver) -> EndedStep {
+pub(super) fn ended(over: &StepEnded) -> EndedStep {
     let StepEnd::Exited(status) = over.end else { panic!("it was not started") };
     EndedStep {
         call: over.step,

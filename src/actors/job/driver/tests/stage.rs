@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 
 use super::fixtures::{AT, ended, key, machine, over, spec, storage_error};
 use crate::actors::job::driver::{
-    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedRoot, EventReaction, HeldRequest, KeeperLoss,
-    NextAttempt, NotHeld, PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState,
-    WaitingRequests,
+    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedRoot, EventReaction, KeeperLoss, NextAttempt,
+    NotRegistered, PerformedEffects, Reaction, RecordToSend, RecordedMachine, RegisteredRequest, Reports,
+    ResumedState, WaitingRequests,
 };
 use crate::job::effect::StepNote;
 use crate::job::event::{CallId, Event, Fetched};
 use crate::job::machine::Machine;
 use crate::job::record;
 use crate::job::replay::Replayed;
-use crate::keeper::protocol::{Closed, Request, StepOver};
+use crate::keeper::protocol::{Closed, Request, StepEnded};
 use crate::model::{CancelCause, Outcome, StepResult};
 
 /// A function that a fetch finds. Its steps return nothing.
@@ -34,7 +34,7 @@ struct Keeper {
     last_op: u32,
     /// Running processes; true for one whose success closes the job.
     running: BTreeMap<CallId, bool>,
-    over: Vec<StepOver>,
+    over: Vec<StepEnded>,
     closed: Option<Closed>,
 }
 
@@ -69,7 +69,7 @@ pub(super) enum Happening {
     StorageLost,
     KeeperDies,
     /// An answer about the next keeper of a waiting job.
-    Held(Option<NotHeld>),
+    Registered(Option<NotRegistered>),
     /// The daemon is killed after this many further sends to the keeper or writes to the disk.
     DaemonDies(u8),
 }
@@ -77,7 +77,7 @@ pub(super) enum Happening {
 pub(super) struct Stage {
     steps: &'static str,
     /// The request of a job that waits for its slot.
-    request: Option<HeldRequest>,
+    request: Option<RegisteredRequest>,
     /// Exit codes of the invocations; further ones exit with 0.
     codes: Vec<u8>,
     keeper: Option<Keeper>,
@@ -86,7 +86,7 @@ pub(super) struct Stage {
     pub(super) driver: Driver,
     fetching: Option<CallId>,
     /// A process whose end the step's actor has been told.
-    ended: Option<StepOver>,
+    ended: Option<StepEnded>,
     is_storing: bool,
     /// The job is closed and its end is to be stored.
     end: Option<Outcome>,
@@ -101,12 +101,12 @@ impl Stage {
     pub(super) fn new(steps: &'static str, waits: bool, codes: &[u8]) -> Self {
         Self {
             steps,
-            request: waits.then(HeldRequest::default),
+            request: waits.then(RegisteredRequest::default),
             codes: codes.to_vec(),
             keeper: Some(Keeper::default()),
             story: Story::default(),
             wrongs: Vec::new(),
-            driver: Driver::new(machine(steps), waits.then(HeldRequest::default)),
+            driver: Driver::new(machine(steps), waits.then(RegisteredRequest::default)),
             fetching: None,
             ended: None,
             is_storing: false,
@@ -171,7 +171,7 @@ impl Stage {
                     self.keeper_lost();
                 }
             }
-            Happening::Held(answer) => self.held(answer),
+            Happening::Registered(answer) => self.held(answer),
         }
         if self.budget == 0 && !self.is_over() {
             self.next_daemon();
@@ -208,22 +208,24 @@ impl Stage {
             KeeperLoss::Nothing => {
                 self.check(self.end.is_some() || self.is_collected, "a death without effect");
             }
-            KeeperLoss::HoldAgain(_) => self.check(!self.has_begun, "a begun job goes to the next keeper"),
+            KeeperLoss::RegisterAgain(_) => {
+                self.check(!self.has_begun, "a begun job goes to the next keeper");
+            }
             KeeperLoss::Interrupt => self.collect(),
         }
     }
 
-    fn held(&mut self, answer: Option<NotHeld>) {
+    fn held(&mut self, answer: Option<NotRegistered>) {
         if !self.is_gone() {
             return;
         }
         if let Some(reason) = answer {
-            if self.driver.not_held(reason) == NextAttempt::Interrupt {
+            if self.driver.not_registered(reason) == NextAttempt::Interrupt {
                 self.collect();
             }
             return;
         }
-        let Some(WaitingRequests { begin, cancel, defect }) = self.driver.held_again() else { return };
+        let Some(WaitingRequests { begin, cancel, defect }) = self.driver.registered_again() else { return };
         self.keeper = Some(Keeper::default());
         if let Some(ask) = cancel {
             self.cancel(ask);

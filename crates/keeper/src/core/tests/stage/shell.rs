@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{Running, Stage};
-use crate::core::{Action, Event, FinishStep, JobAction, Look, Serial, StartFailure};
-use crate::protocol::{Closed, FromKeeper, Reply, StartPart, StepEnd, StepOver};
+use crate::core::{Action, EmptyCheck, Event, FinishStep, JobAction, Serial, StartFailure};
+use crate::protocol::{Closed, FromKeeper, Reply, StartPart, StepEnd, StepEnded};
 use step_runner_model::{ExitStatus, FinishedProcess};
 use step_runner_process::cgroup::Usage;
 use step_runner_process::spawn;
@@ -54,9 +54,9 @@ impl Stage {
             }
             Action::Perform { to, request } => self.core.perform(to, request, self.now),
             Action::Tell(told) => self.hear(told),
-            Action::Hold { serial, to, hold } => {
-                self.serials.insert(serial, hold.key.0[0]);
-                self.core.held(serial, to, hold, super::Count::default(), Some(&[]));
+            Action::Register { serial, to, asked } => {
+                self.serials.insert(serial, asked.key.0[0]);
+                self.core.registered(serial, to, asked, super::Count::default(), Some(&[]));
             }
             Action::Prepare(serial, _) if self.prepares_later => self.preparing.push(serial),
             Action::Prepare(serial, _) => self.core.prepared(serial, Ok(&[]), self.now),
@@ -67,7 +67,7 @@ impl Stage {
 
     /// Hears what the daemon is told. It has forgotten dropped jobs.
     fn hear(&mut self, told: FromKeeper) {
-        let (FromKeeper::StepOver { key, .. }
+        let (FromKeeper::StepEnded { key, .. }
         | FromKeeper::Cleared { key, .. }
         | FromKeeper::Closed { key, .. }
         | FromKeeper::Storage { key, .. }) = &told
@@ -81,7 +81,7 @@ impl Stage {
             return self.wrongs.push(format!("{told:?} of a job that was dropped"));
         };
         match told {
-            FromKeeper::StepOver { over, .. } => {
+            FromKeeper::StepEnded { over, .. } => {
                 *daemon.over.entry(over.step).or_default() += 1;
                 let is_success = matches!(over.end, StepEnd::Exited(status) if status.is_success());
                 let is_last = daemon.last_step.take_if(|step| *step == over.step).is_some();
@@ -149,21 +149,21 @@ impl Stage {
                 body.running.push(Running { step, is_deaf: body.whims.is_deaf });
                 return Some(Event::Started(step));
             }
-            JobAction::NotStarted(step, _) => return Some(Event::Over(not_started(step))),
+            JobAction::NotStarted(step, _) => return Some(Event::Ended(not_started(step))),
             JobAction::FinishStep(finish) => {
                 // A process that nothing ends lives on.
                 let before = body.running.len();
                 body.running.retain(|run| run.step != finish.step);
                 *body.left.entry(finish.step).or_default() += (before - body.running.len()) as u8;
-                return Some(Event::Over(exited(&finish, body.left.values().sum())));
+                return Some(Event::Ended(exited(&finish, body.left.values().sum())));
             }
-            JobAction::Look(Look::Clear(step)) => {
+            JobAction::CheckEmpty(EmptyCheck::Clear(step)) => {
                 let is_empty = body.left.get(&step).is_none_or(|left| *left == 0);
-                return Some(Event::Looked(Look::Clear(step), is_empty));
+                return Some(Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty));
             }
-            JobAction::LookAtLeft { step, steps } => {
+            JobAction::CheckLeftEmpty { step, steps } => {
                 let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
-                return Some(Event::LookedAtLeft(step, is_empty));
+                return Some(Event::CheckedLeftEmpty(step, is_empty));
             }
             JobAction::TerminateLeft(steps) if !body.whims.is_stuck => {
                 body.left.retain(|step, _| !steps.contains(step));
@@ -173,9 +173,9 @@ impl Stage {
                 let killed = body.running.extract_if(.., |run| run.step == step);
                 self.dead.extend(killed.map(|run| (serial, run.step, ExitStatus::Signal(9))));
             }
-            JobAction::Look(look) => {
+            JobAction::CheckEmpty(look) => {
                 // Signals have worked when somebody looks.
-                return Some(Event::Looked(look, !is_alive));
+                return Some(Event::CheckedEmpty(look, !is_alive));
             }
             JobAction::Terminate(step) => {
                 let obeys =
@@ -204,15 +204,15 @@ impl Stage {
     }
 }
 
-fn not_started(step: u32) -> StepOver {
+fn not_started(step: u32) -> StepEnded {
     over(step, StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 }, 0)
 }
 
-fn exited(finish: &FinishStep, left: u8) -> StepOver {
+fn exited(finish: &FinishStep, left: u8) -> StepEnded {
     over(finish.step, StepEnd::Exited(finish.status), u32::from(left))
 }
 
-fn over(step: u32, end: StepEnd, left: u32) -> StepOver {
+fn over(step: u32, end: StepEnd, left: u32) -> StepEnded {
     let ran = FinishedProcess { ended: 0, log_len: 0, usage: None };
-    StepOver { step, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
+    StepEnded { step, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
 }

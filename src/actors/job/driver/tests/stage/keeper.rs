@@ -13,7 +13,7 @@ impl Stage {
         if over.closes {
             keeper.closed = Some(Closed::default());
         }
-        if let Some(over) = self.driver.step_over(over) {
+        if let Some(over) = self.driver.step_ended(over) {
             self.ended = Some(over);
         }
         true
