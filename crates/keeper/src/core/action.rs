@@ -62,8 +62,8 @@ pub enum Action {
     Notice(String),
     /// Send all queued frames now, because what follows may take time.
     Flush,
-    /// Open the log of a new job and prepare its phrases. The answer is a call of [`Core::held`](super::Core::held),
-    /// unless that fails: then the shell replies.
+    /// Open the log of a new job and prepare its phrases. The answer is a call of
+    /// [`Core::registered`](super::Core::registered), unless that fails: then the shell replies.
     Register {
         /// Number of the new job.
         serial: Serial,
