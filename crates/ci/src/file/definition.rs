@@ -217,12 +217,18 @@ impl Reader<'_> {
 
     /// Sorts the keywords by their effect, and reports those that are none.
     fn keywords(&mut self) {
+        let has_rules = self.job.get("rules").is_some_and(|rules| !rules.is_null());
         for (keyword, entry) in self.job.as_map().into_iter().flatten() {
             let place = entry.key.clone();
             match effect(keyword) {
                 None => self.findings.unknown_key(&place, keyword, &quote(self.name), &names()),
                 Some(_) if entry.value.is_null() => {}
                 Some(Effect::Read) => {}
+                Some(Effect::Noted) if has_rules && ["only", "except"].contains(&keyword.as_str()) => {
+                    let message = format!("\"{keyword}\" cannot stand beside \"rules\"");
+                    let path = quote(self.name);
+                    self.findings.error_with_help(&place, &path, message, "write it as a rule");
+                }
                 Some(Effect::Noted) => self.findings.note(keyword.clone(), &place),
                 Some(Effect::Refused(help)) => {
                     let message = format!("\"{keyword}\" cannot be used here");

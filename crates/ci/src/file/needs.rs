@@ -1,5 +1,7 @@
 //! `needs` and `dependencies` (ci.md §2): jobs whose artifacts a job gets.
 
+use std::collections::HashSet;
+
 use indexmap::IndexMap;
 use step_runner_model::text::quote;
 
@@ -36,7 +38,21 @@ pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<V
         return None;
     }
     let items = items.iter().enumerate();
-    Some(items.filter_map(|(index, item)| need(item, &at_index(path, index), findings)).collect())
+    let needs: Vec<Need> =
+        items.filter_map(|(index, item)| need(item, &at_index(path, index), findings)).collect();
+    check_repeated(&needs, path, findings);
+    Some(needs)
+}
+
+/// Refuses a job that is named again. The combinations of a matrix may be named one by one.
+fn check_repeated(needs: &[Need], path: &str, findings: &mut Findings) {
+    let mut seen = HashSet::new();
+    for need in needs.iter().filter(|need| need.matrix.is_none()) {
+        if !seen.insert(need.job.as_str()) {
+            let message = format!("\"{}\" is needed twice", quote(&need.job));
+            findings.error_with_help(&need.place, path, message, "take one of the two out");
+        }
+    }
 }
 
 fn need(node: &Node, path: &str, findings: &mut Findings) -> Option<Need> {

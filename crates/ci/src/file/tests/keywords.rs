@@ -262,8 +262,8 @@ fn jobs_take_of_the_top_what_they_inherit() {
 #[test]
 fn needs_say_what_is_wanted_of_which_copies() {
     let file = read_one(
-        "m: {script: x, parallel: {matrix: [{A: [a, b], B: [c, d]}]}}\n\
-         j: {script: x, needs: [m, {job: m, artifacts: false, optional: true}, {job: m, parallel: {matrix: [{A: a, B: [c, d]}, {A: b, B: d}]}}]}\n\
+        "m: {script: x, parallel: {matrix: [{A: [a, b], B: [c, d]}]}}\nn: {script: x}\no: {script: x}\n\
+         j: {script: x, needs: [n, {job: o, artifacts: false, optional: true}, {job: m, parallel: {matrix: [{A: a, B: [c, d]}, {A: b, B: d}]}}]}\n\
          k: {script: x, needs: [\"m: [a, c]\", {job: gone, optional: true}], dependencies: [m]}\n",
     )
     .unwrap();
@@ -293,6 +293,32 @@ fn needs_say_what_is_wanted_of_which_copies() {
     let errors = errors("build: {script: x}\nj: {script: x, needs: [biuld], rules: [{needs: [gone]}]}");
     assert!(errors[0].contains("there is no job \"biuld\" (did you mean \"build\"?)"), "{errors:?}");
     assert!(errors[1].contains("there is no job \"gone\""), "{errors:?}");
+}
+
+#[test]
+fn a_job_is_needed_once_but_for_combinations_of_its_matrix() {
+    for needs in ["[b, b]", "[b, {job: b, artifacts: false}]"] {
+        let errors = super::errors(&format!("b: {{script: x}}\na: {{script: x, needs: {needs}}}"));
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert!(errors[0].contains("\"b\" is needed twice"), "{errors:?}");
+    }
+    let combination = |value: &str| format!("{{job: b, parallel: {{matrix: [{{A: {value}}}]}}}}");
+    let file = read_one(&format!(
+        "b: {{script: x, parallel: {{matrix: [{{A: [c, d]}}]}}}}\na: {{script: x, needs: [{}, {}]}}",
+        combination("c"),
+        combination("d")
+    ));
+    assert_eq!(file.unwrap().jobs["a"].needs.as_ref().map(Vec::len), Some(2));
+}
+
+#[test]
+fn only_and_except_do_not_stand_beside_rules() {
+    are_refused(&[
+        ("script: x, rules: [{when: always}], only: [main]", "\"only\" cannot stand beside \"rules\""),
+        ("script: x, except: [main], rules: []", "\"except\" cannot stand beside \"rules\""),
+    ]);
+    assert_eq!(job("script: x, rules: ~, only: [main]").noted.len(), 1);
+    assert!(job("script: x, rules: [{when: always}], only: ~").noted.is_empty());
 }
 
 #[test]
