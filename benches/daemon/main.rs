@@ -1,8 +1,9 @@
 //! Measures speed and size of the real program, as ratios to the machine's own figures from the same run.
 //!
 //! Drives the release binary named by `STEP_RUNNER_BIN` over a unix socket in a temporary folder. Run it with
-//! `scripts/bench`, which builds the binary. `--quick` takes seconds, `--json` prints one object, and any other word
-//! selects the groups of figures whose names contain it (`jobs`, `language`, `log`, `memory`, `peer`, `start`, `steps`).
+//! `scripts/bench`, which builds the binary. `--quick` takes seconds, `--json` prints one object, `--runs N` measures
+//! several times, and any other word selects the groups of figures whose names contain it (`jobs`, `language`, `log`,
+//! `memory`, `peer`, `start`, `steps`).
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that prints figures")]
 
 mod daemon;
@@ -16,6 +17,7 @@ mod peer;
 mod report;
 mod start;
 mod steps;
+mod turns;
 
 use std::process::ExitCode;
 
@@ -60,13 +62,12 @@ fn main() -> ExitCode {
     };
     // Cargo adds `--bench`.
     take("--bench");
-    let size = if take("--quick") { Size::Quick } else { Size::Full };
     let as_json = take("--json");
-    let mut report = Report::new(!as_json);
-    let measured = measure(&mut report, size, &arguments);
-    if as_json {
-        println!("{}", report.json());
-    }
+    let measured = match runs(&mut arguments) {
+        Ok(None) => once(&mut arguments, as_json),
+        Ok(Some(runs)) => turns::measure(runs, &arguments, as_json),
+        Err(failure) => Err(failure),
+    };
     match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -74,6 +75,26 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Removes `--runs N` from the arguments and returns N.
+fn runs(arguments: &mut Vec<String>) -> Result<Option<usize>, Failure> {
+    let Some(at) = arguments.iter().position(|argument| argument == "--runs") else { return Ok(None) };
+    let number = arguments.get(at + 1).and_then(|number| number.parse().ok()).filter(|number| *number > 0);
+    arguments.drain(at..(at + 2).min(arguments.len()));
+    number.map(Some).ok_or_else(|| "--runs needs a number".into())
+}
+
+fn once(arguments: &mut Vec<String>, as_json: bool) -> Result<(), Failure> {
+    let before = arguments.len();
+    arguments.retain(|argument| argument != "--quick");
+    let size = if arguments.len() == before { Size::Full } else { Size::Quick };
+    let mut report = Report::new(!as_json);
+    let measured = measure(&mut report, size, arguments);
+    if as_json {
+        println!("{}", report.json());
+    }
+    measured
 }
 
 /// A group of figures.

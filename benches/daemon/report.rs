@@ -62,8 +62,7 @@ impl Report {
 
     /// Adds the median of repeated measurements, with the least and the largest.
     pub(crate) fn samples(&mut self, name: &str, values: Vec<f64>, unit: &str, aim: Aim) {
-        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let (least, largest) = bounds(&values);
         self.figure(name, median(values), unit, aim);
         if self.print {
             println!("{:<44} {least:>12.2} to {largest:.2}", "");
@@ -84,4 +83,10 @@ impl Report {
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Returns the least and the largest value.
+pub(crate) fn bounds(values: &[f64]) -> (f64, f64) {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    (least, values.iter().copied().fold(f64::NEG_INFINITY, f64::max))
 }
