@@ -11,7 +11,7 @@ use super::group::signal_process;
 use super::sweep::Process;
 
 /// Maximum number of looks for processes that were started while others were asked …
-const LOOKUPS: u32 = 8;
+const LOOKS: u32 = 8;
 
 /// … and the time after which no further look begins. Processes that still come then are killed at the end of the grace.
 const LOOK_TIME: Duration = Duration::from_millis(20);
@@ -38,7 +38,7 @@ impl Terminated {
     /// started before is asked: a shell waits for that before it acts on the signal.
     pub fn terminate(&mut self, find: impl Fn() -> Vec<Process>) {
         let begun = Instant::now();
-        for _ in 0..LOOKUPS {
+        for _ in 0..LOOKS {
             let mut found = find();
             found.retain(|process| {
                 !process.zombie && !self.asked.contains_key(&(process.pid, process.start_time))

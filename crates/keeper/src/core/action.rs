@@ -106,7 +106,8 @@ pub enum JobAction {
     FinishStep(FinishStep),
     /// Check if any process of the job is left. Answer: [`Event::CheckedEmpty`](super::Event::CheckedEmpty).
     CheckEmpty(EmptyCheck),
-    /// Check if the processes that `steps` have left are gone. Answer: [`Event::CheckedLeftEmpty`](super::Event::CheckedLeftEmpty).
+    /// Check if the processes that `steps` have left are gone. Answer:
+    /// [`Event::CheckedLeftEmpty`](super::Event::CheckedLeftEmpty).
     CheckLeftEmpty {
         /// The step that waits for that.
         step: u32,
@@ -177,7 +178,7 @@ pub enum NotStarted {
 /// A failed start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartFailure {
-    /// What failed.
+    /// The part of the start that failed.
     pub part: StartPart,
     /// The system's error number.
     pub errno: i32,

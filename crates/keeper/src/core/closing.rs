@@ -112,12 +112,12 @@ impl Job {
 
     pub(super) fn checked_empty(
         &mut self,
-        look: EmptyCheck,
+        check: EmptyCheck,
         is_empty: bool,
         at: &Moment<'_>,
         out: &mut Actions,
     ) {
-        match look {
+        match check {
             EmptyCheck::Close(was_asked) => {
                 if !is_empty {
                     out.job(self.serial, JobAction::Thaw);

@@ -40,7 +40,7 @@ pub enum Event {
     },
     /// Answer to `NotStarted` and `FinishStep`.
     Ended(StepEnded),
-    /// Answer to `EmptyCheck`: true if no process of the job is left.
+    /// Answer to `CheckEmpty`: true if no process of the job is left.
     CheckedEmpty(EmptyCheck, bool),
     /// Processes of the job have ended, so an end that waits for them continues at once.
     Fewer,

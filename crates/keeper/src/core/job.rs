@@ -156,7 +156,7 @@ impl Job {
             Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty) => {
                 self.checked_cleared(step, is_empty, at, out);
             }
-            Event::CheckedEmpty(look, is_empty) => self.checked_empty(look, is_empty, at, out),
+            Event::CheckedEmpty(check, is_empty) => self.checked_empty(check, is_empty, at, out),
             Event::CheckedLeftEmpty(step, is_empty) => self.checked_left_empty(step, is_empty, at, out),
             Event::Fewer => {
                 self.end_anew(at);

@@ -85,8 +85,8 @@ impl JobBody {
                 let is_empty = self.processes.containment.are_empty(&[step]);
                 return Some(Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty));
             }
-            JobAction::CheckEmpty(look) => {
-                return Some(Event::CheckedEmpty(look, self.processes.is_empty(shared)));
+            JobAction::CheckEmpty(check) => {
+                return Some(Event::CheckedEmpty(check, self.processes.is_empty(shared)));
             }
             JobAction::CheckLeftEmpty { step, steps } => {
                 return Some(Event::CheckedLeftEmpty(step, self.processes.containment.are_empty(&steps)));

@@ -162,7 +162,7 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             EmptyCheck::Clear(step),
             body.left.get(&step).is_none_or(|left| *left == 0),
         )),
-        JobAction::CheckEmpty(look) => Some(Event::CheckedEmpty(look, body.alive() == 0)),
+        JobAction::CheckEmpty(check) => Some(Event::CheckedEmpty(check, body.alive() == 0)),
         JobAction::CheckLeftEmpty { step, steps } => {
             let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
             Some(Event::CheckedLeftEmpty(step, is_empty))

@@ -173,9 +173,9 @@ impl Stage {
                 let killed = body.running.extract_if(.., |run| run.step == step);
                 self.dead.extend(killed.map(|run| (serial, run.step, ExitStatus::Signal(9))));
             }
-            JobAction::CheckEmpty(look) => {
+            JobAction::CheckEmpty(check) => {
                 // Signals have worked when somebody looks.
-                return Some(Event::CheckedEmpty(look, !is_alive));
+                return Some(Event::CheckedEmpty(check, !is_alive));
             }
             JobAction::Terminate(step) => {
                 let obeys =
