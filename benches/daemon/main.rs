@@ -64,6 +64,9 @@ fn main() -> ExitCode {
     take("--bench");
     let as_json = take("--json");
     let measured = match runs(&mut arguments) {
+        Ok(None) if std::env::var_os(turns::BEFORE).is_some() => {
+            Err(format!("{} is for several runs: add --runs N", turns::BEFORE).into())
+        }
         Ok(None) => once(&mut arguments, as_json),
         Ok(Some(runs)) => turns::measure(runs, &arguments, as_json),
         Err(failure) => Err(failure),

@@ -12,7 +12,7 @@ use super::Failure;
 use super::report::{bounds, median};
 
 /// Names the build to compare with.
-const BEFORE: &str = "STEP_RUNNER_BEFORE";
+pub(crate) const BEFORE: &str = "STEP_RUNNER_BEFORE";
 
 /// One figure of all runs.
 struct Figure {
@@ -48,6 +48,7 @@ pub(crate) fn measure(runs: usize, arguments: &[String], as_json: bool) -> Resul
 /// Returns the figures of one run, of the build before if it is given.
 fn once(program: Option<&PathBuf>, arguments: &[String]) -> Result<Map<String, Value>, Failure> {
     let mut bench = Command::new(std::env::current_exe()?);
+    bench.env_remove(BEFORE);
     bench.arg("--json").args(arguments).stderr(Stdio::inherit());
     if let Some(program) = program {
         bench.env("STEP_RUNNER_BIN", program);
