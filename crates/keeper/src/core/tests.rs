@@ -103,6 +103,26 @@ fn no_length_is_told_of_a_job_behind_its_end() {
     assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
 }
 
+/// The processes of the dropped job live on, so it is closed only when they are given up.
+#[test]
+fn lengths_of_a_new_job_are_told_while_a_dropped_one_with_its_key_is_closed() {
+    let mut stage = Stage::new(false);
+    for happening in [
+        Happening::Register(0),
+        Happening::Spawn { job: 0, is_deaf: false, closes: false },
+        Happening::Stick(0),
+        Happening::Close { job: 0, grace: 0 },
+        Happening::Drop(0),
+        Happening::Register(0),
+        Happening::Line(0),
+        Happening::Pass(2_010),
+    ] {
+        stage.play(&happening);
+    }
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
 /// A keeper that has forgotten a job owes nobody an answer.
 #[test]
 fn requests_that_wait_for_phrases_are_answered_when_their_job_is_dropped() {

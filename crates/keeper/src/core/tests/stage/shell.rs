@@ -27,9 +27,12 @@ impl Stage {
         }
         self.now = self.now.max(until);
         let FromKeeper::Lengths(told) = self.core.take_lengths(self.now) else { return };
-        for closed in self.core.all().filter(|held| held.job.is_closed()) {
-            if told.iter().any(|(key, _)| *key == closed.job.key()) {
-                self.wrongs.push("a length is told of a job that is closed".to_owned());
+        for (key, len) in told {
+            // A dropped job may live on under its key, beside the new job that this length is of.
+            let known = self.core.all().find(|held| held.job.key() == key && !held.job.is_dropped());
+            if known.is_none_or(|held| held.job.is_closed() || held.body.log.len != len) {
+                self.wrongs
+                    .push(format!("the length {len} is told of a job that is closed, dropped or another"));
             }
         }
     }
