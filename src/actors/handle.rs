@@ -197,7 +197,7 @@ impl JobsHandle {
     }
 
     /// Fills in the queue positions of waiting jobs.
-    pub(crate) async fn place(&self, jobs: &mut [JobStatus]) {
+    pub async fn place(&self, jobs: &mut [JobStatus]) {
         if jobs.iter().all(|job| job.state != JobState::Queued) {
             return;
         }

@@ -372,7 +372,7 @@ pub struct JobStatus {
     /// The running step.
     pub(crate) current: CurrentStep,
     /// Position of a waiting job in the queue, counted from 1; 0 if the job does not wait.
-    pub(crate) queue_position: u32,
+    pub queue_position: u32,
     /// True while output waits because the disk refuses the log.
     pub(crate) is_paused: bool,
     /// Use of resources so far.

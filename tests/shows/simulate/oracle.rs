@@ -3,6 +3,7 @@
 //! A *life* is one registration of an id, identified by the time of its registration.
 
 mod calls;
+mod slots;
 mod states;
 mod streams;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use super::keeper::{Account, Wrongs};
 use super::schedule::Schedule;
+use slots::Slots;
 use step_runner::actors::view::JobStatus;
 use tokio::time::Instant;
 
@@ -79,10 +81,7 @@ pub(crate) struct Oracle {
     queued_after: Duration,
     runaway_after: Duration,
     limits: Vec<Vec<Option<Duration>>>,
-    /// The configured limit, and the most jobs that can run now. They differ after the limit was lowered or the daemon
-    /// restarted, which ends no job.
-    cap: usize,
-    slots: usize,
+    slots: Slots,
     /// Number of Runs without an answer (also those given up). Each can already hold a slot.
     running_calls: usize,
     /// Runs without an answer, by id.
@@ -135,8 +134,7 @@ impl Oracle {
                 .iter()
                 .map(|of| of.iter().map(|planned| planned.limit).collect())
                 .collect(),
-            cap: usize::MAX,
-            slots: usize::MAX,
+            slots: Slots::new(0),
             running_calls: 0,
             asked_runs: BTreeMap::new(),
             cut_runs: BTreeSet::new(),
@@ -175,8 +173,7 @@ impl Oracle {
     pub(crate) fn started(&mut self, max_running: u64) {
         self.epoch += 1;
         self.note("a daemon is there".into());
-        self.cap = cap_of(max_running);
-        self.slots = usize::MAX;
+        self.slots = Slots::new(max_running);
         self.running_calls = 0;
         self.asked_runs.clear();
     }
@@ -232,19 +229,6 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn lowered(&mut self, max_running: u64) {
-        self.cap = cap_of(max_running);
-        self.slots = self.slots.max(self.cap);
-    }
-
-    fn running(&self) -> usize {
-        let runs = |key: &&(String, i64)| {
-            let last = self.lives.get(key).and_then(|life| life.last.as_ref());
-            last.is_some_and(|status| status.start_time.is_some() && status.end_time.is_none())
-        };
-        self.present.iter().filter(runs).count()
-    }
-
     fn known(&self, id: u64) -> usize {
         self.lives
             .iter()
@@ -260,9 +244,4 @@ impl Oracle {
             self.wrong(format!("{} followers wait for ever", self.open.len()));
         }
     }
-}
-
-/// Returns the number of slots for a value of the setting.
-const fn cap_of(max_running: u64) -> usize {
-    if max_running == 0 { usize::MAX } else { max_running as usize }
 }

@@ -417,9 +417,14 @@ impl World {
             }
             Do::MaxRunning(count) => {
                 self.max_running = count;
-                self.oracle.borrow_mut().lowered(count);
-                let config = self.config();
-                self.operate(|jobs| async move { jobs.configure(config).await });
+                self.oracle.borrow_mut().limit_asked(count);
+                let (config, oracle) = (self.config(), Rc::clone(&self.oracle));
+                self.operate(|jobs| async move {
+                    jobs.configure(config).await;
+                    let mut all = jobs.all();
+                    jobs.place(&mut all).await;
+                    oracle.borrow_mut().limit_set(count, &all);
+                });
             }
             Do::Panic { at } => {
                 self.armed.push(at);

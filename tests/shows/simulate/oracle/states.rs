@@ -27,11 +27,7 @@ impl Oracle {
         }
         self.present = present;
         self.looked = now;
-        let running = self.running();
-        if running > self.slots {
-            self.wrong(format!("{running} jobs run in {} slots", self.slots));
-        }
-        self.slots = self.slots.min(running + self.running_calls).max(self.cap);
+        self.check_slots();
         let started = self.account.borrow().order.len();
         while self.executions < started {
             let (tag, _) = self.account.borrow().order[self.executions];

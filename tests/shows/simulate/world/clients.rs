@@ -45,6 +45,11 @@ impl World {
         self.call(leaves, async move {
             let job = request.id.clone();
             let answer = jobs.run(request).await;
+            if oracle.borrow().has_extra_slots() {
+                let mut all = jobs.all();
+                jobs.place(&mut all).await;
+                oracle.borrow_mut().placed(&all);
+            }
             oracle.borrow_mut().observe(&jobs.all());
             oracle.borrow_mut().run_answered(asked, id, content, &answer, jobs.status(&job).ok().as_ref());
         });
