@@ -59,6 +59,8 @@ pub(super) struct DaemonContext {
     pub(super) sync_group: Option<Arc<SyncGroup>>,
     /// What could not be removed of jobs.
     pub(super) left_over: LeftOvers,
+    /// Number of processors that the daemon may use. Read once: each look reads files of control groups.
+    processors: u64,
 }
 
 impl DaemonContext {
@@ -84,6 +86,7 @@ impl DaemonContext {
             fetcher,
             sync_group,
             left_over: LeftOvers::default(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from) as u64,
         }
     }
 
@@ -107,6 +110,14 @@ impl DaemonContext {
             return Arc::clone(&self.base_env);
         }
         Arc::new(with_log_level(&self.base, log_level))
+    }
+
+    /// Returns how many members of a group run at the same time by default: as many as the job has processors, at least 2,
+    /// at most what a job has streams for (flow.md §5).
+    fn members_at_a_time(&self, cpu_micros: Option<u64>) -> u8 {
+        let here = self.processors;
+        let of_job = cpu_micros.map_or(here, |micros| micros.div_ceil(1_000_000).min(here));
+        of_job.clamp(2, u64::from(MEMBERS_AT_A_TIME)) as u8
     }
 }
 
@@ -139,14 +150,6 @@ pub(super) struct JobActorSpec {
     pub(super) file_base: Option<String>,
     pub(super) share: Share,
     pub(super) limits: Arc<JobLimits>,
-}
-
-/// Returns how many members of a group run at the same time by default: as many as the job has processors, at least 2, at
-/// most what a job has streams for (flow.md §5).
-fn members_at_a_time(cpu_micros: Option<u64>) -> u8 {
-    let here = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    let of_job = cpu_micros.map_or(here, |micros| micros.div_ceil(1_000_000).min(here));
-    of_job.clamp(2, u64::from(MEMBERS_AT_A_TIME)) as u8
 }
 
 /// Facts that decide when a job starts (queue.md §3).
@@ -307,7 +310,7 @@ pub(super) fn prepare(
         cancel_grace,
         default_grace: config.cancel_grace,
         cleanup_timeout: cleanup_timeout.unwrap_or(config.cleanup_timeout),
-        members_at_a_time: members_at_a_time(limits.cpu_micros),
+        members_at_a_time: context.members_at_a_time(limits.cpu_micros),
         errexit,
         trace_sections,
     };

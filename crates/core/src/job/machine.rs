@@ -59,8 +59,8 @@ pub const ROOT: CallId = 0;
 pub struct Machine {
     constants: Arc<Constants>,
     phase: Phase,
-    /// Calls under way, by number of the step.
-    calls: BTreeMap<CallId, Call>,
+    /// Calls under way, by number of the step. Boxed: a leaf of the map has room for eleven, and most jobs have one step.
+    calls: BTreeMap<CallId, Box<Call>>,
     /// Lists and groups whose turn it is, in this order.
     ready: VecDeque<CallId>,
     /// Number of the latest call.

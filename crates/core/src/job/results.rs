@@ -11,8 +11,8 @@ use super::machine::ROOT;
 /// Results of the steps of a job, so far.
 #[derive(Default)]
 pub struct ResultTree {
-    /// What was told last of each step.
-    results: BTreeMap<CallId, StepResult>,
+    /// What was told last of each step. Boxed: a leaf of the map has room for eleven values, and most jobs have one step.
+    results: BTreeMap<CallId, Box<StepResult>>,
     /// Steps by the call that they belong to, in the order in which they began.
     steps: BTreeMap<CallId, Vec<CallId>>,
 }
@@ -22,7 +22,7 @@ impl ResultTree {
     pub fn add(&mut self, note: StepNote) {
         let StepNote { call, parent, result, .. } = note;
         let begins = result.outcome == StepOutcome::Unspecified;
-        if self.results.insert(call, result).is_none() {
+        if self.results.insert(call, Box::new(result)).is_none() {
             if call != ROOT {
                 self.steps.entry(parent).or_default().push(call);
             }
@@ -42,7 +42,7 @@ impl ResultTree {
     /// Returns the result of a call with those of its steps, so far: of a list in the order in which they began, of a group
     /// in the order of its members. The language bounds the depth (language.md §6), so recursion is safe.
     pub fn subtree(&self, call: CallId) -> Option<StepResult> {
-        let result = self.results.get(&call)?.clone();
+        let result = self.results.get(&call)?.as_ref().clone();
         let steps = self.steps.get(&call).map(Vec::as_slice).unwrap_or_default();
         let sub_steps = steps.iter().filter_map(|step| self.subtree(*step)).collect();
         Some(StepResult { sub_steps: by_number(sub_steps), ..result })
@@ -50,12 +50,12 @@ impl ResultTree {
 
     /// Returns the result of the job with those of all steps, and leaves nothing.
     pub fn take_root(&mut self, root: StepResult) -> StepResult {
-        self.results.insert(ROOT, root);
+        self.results.insert(ROOT, Box::new(root));
         self.take(ROOT).unwrap_or_default()
     }
 
     fn take(&mut self, call: CallId) -> Option<StepResult> {
-        let result = self.results.remove(&call)?;
+        let result = *self.results.remove(&call)?;
         let steps = self.steps.remove(&call).unwrap_or_default();
         let sub_steps = steps.into_iter().filter_map(|step| self.take(step)).collect();
         Some(StepResult { sub_steps: by_number(sub_steps), ..result })

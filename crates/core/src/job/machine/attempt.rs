@@ -91,7 +91,7 @@ impl Machine {
             work: Work::Nothing,
         };
         let has_flow = call.flow().is_some();
-        self.calls.insert(id, call);
+        self.calls.insert(id, Box::new(call));
         if has_flow {
             let exports = self.domain(id);
             let attempts = Attempts {
@@ -321,7 +321,7 @@ impl Machine {
             }
             _ => None,
         };
-        self.tell_parent(call, ended, failure);
+        self.tell_parent(*call, ended, failure);
     }
 
     /// Reserves room for what a step returns. Without room the step has failed.

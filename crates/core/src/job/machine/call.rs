@@ -270,7 +270,7 @@ impl Machine {
         let mut next = Some(id);
         std::iter::from_fn(move || {
             let id = next?;
-            let call = self.calls.get(&id)?;
+            let call = self.calls.get(&id)?.as_ref();
             next = call.parent;
             Some((id, call))
         })

@@ -60,7 +60,7 @@ impl Machine {
         let process = if facts.steps.is_none() { self.next_call() } else { ROOT };
         self.calls.insert(
             ROOT,
-            Call {
+            Box::new(Call {
                 parent: None,
                 step: None,
                 name: String::new(),
@@ -78,7 +78,7 @@ impl Machine {
                 usage: None,
                 result: Box::new(StepResult { facts, ..StepResult::default() }),
                 work: Work::Nothing,
-            },
+            }),
         );
         self.note_start(ROOT);
         self.enter(Entry {
