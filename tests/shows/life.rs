@@ -58,6 +58,8 @@ pub(crate) struct Met {
     /// Number of times that the daemon was restarted after it had ended.
     pub(crate) restarts: u32,
     pub(crate) refused: u32,
+    /// What the last of these calls was told.
+    pub(crate) refusal: String,
     pub(crate) failed: u32,
     pub(crate) interrupted: u32,
     /// Number of logs reported as damaged.
@@ -354,7 +356,10 @@ impl Life<'_> {
         let may_fail = if self.is_for_good() { 2 } else { u32::from(is_error) };
         let may_refuse = is_error || self.target == Target::Keeper;
         if met.failed > may_fail || met.refused > 0 && !may_refuse {
-            return Err(format!("{} calls refused, jobs ended {ended:?} and {beside:?}", met.refused));
+            let Met { refused, refusal, .. } = &met;
+            return Err(format!(
+                "{refused} calls refused ({refusal:?}), jobs ended {ended:?} and {beside:?}"
+            ));
         }
         if met.damaged > u32::from(fault == Some(Fault::Lie)) {
             return Err("a log cannot be read".into());
@@ -399,6 +404,7 @@ impl Life<'_> {
                     Err(status) => break status,
                 }
             };
+            refusal.message().clone_into(&mut met.refusal);
             let is_told = matches!(refusal.code(), Code::ResourceExhausted | Code::FailedPrecondition);
             if is_told && refusals == REFUSALS && self.is_for_good() {
                 met.refused += refusals;
