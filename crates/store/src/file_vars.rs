@@ -73,29 +73,46 @@ impl FileError {
 /// Makes the directory at Run, if missing, and tests with an empty file that it can be written (service.md §3.1).
 /// Returns the directory if it was made, for [`JobRecord::made_directory`].
 pub fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, FileError> {
-    let (dir, made, _) = open_with_file(directory, &temporary(key, 0))?;
     let name = temporary(key, 0);
-    if let Err(error) = files::unlink(&dir, name.as_str()) {
-        // What fails once may not fail twice, and a refused Run should leave nothing.
-        drop(files::unlink(&dir, name.as_str()));
-        if let Some(made) = made {
-            drop(remove_directory(&made));
+    let (mut all_made, mut tries) = (None, 0);
+    loop {
+        let (dir, made, _) = open_with_file(directory, &name)?;
+        all_made = made.or(all_made);
+        tries += 1;
+        match files::unlink(&dir, name.as_str()) {
+            Ok(()) => return Ok(all_made),
+            // The start of this daemon undoes the probe of a killed one, which has the same names. Perhaps the directory is
+            // gone too.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < TRIES => {}
+            Err(error) => {
+                // What fails once may not fail twice, and a refused Run should leave nothing.
+                drop(files::unlink(&dir, name.as_str()));
+                if let Some(made) = all_made {
+                    drop(remove_directory(&made));
+                }
+                return Err(FileError::io(directory)(error));
+            }
         }
-        return Err(FileError::io(directory)(error));
     }
-    Ok(made)
 }
 
-/// Opens the directory, or makes it, and makes a temporary file in it. Another job can remove the directory between the
-/// two, because it is empty, which is then tried again.
+/// Opens the directory, or makes it, and makes a temporary file in it. Another job, or the end of one that a killed daemon
+/// began, can remove the directory meanwhile, because it is empty, which is then tried again.
 fn open_with_file(
     directory: &str,
     name: &str,
 ) -> Result<(OwnedFd, Option<MadeDirectory>, OwnedFd), FileError> {
     let mut tries = 0;
     loop {
-        let (dir, made) = open_or_make(directory)?;
         tries += 1;
+        let (dir, made) = match open_or_make(directory) {
+            Err(FileError::Io { source, .. })
+                if source.kind() == io::ErrorKind::NotFound && tries < TRIES =>
+            {
+                continue;
+            }
+            opened => opened?,
+        };
         match create(dir.as_fd(), name) {
             Ok(file) => return Ok((dir, made, file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound && tries < TRIES => {}
