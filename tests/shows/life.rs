@@ -58,7 +58,7 @@ pub(crate) struct Met {
     /// Number of times that the daemon was restarted after it had ended.
     pub(crate) restarts: u32,
     pub(crate) refused: u32,
-    /// What the last of these calls was told.
+    /// Message of the last refusal.
     pub(crate) refusal: String,
     pub(crate) failed: u32,
     pub(crate) interrupted: u32,

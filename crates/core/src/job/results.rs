@@ -11,7 +11,7 @@ use super::machine::ROOT;
 /// Results of the steps of a job, so far.
 #[derive(Default)]
 pub struct ResultTree {
-    /// What was told last of each step. Boxed: a leaf of the map has room for eleven values, and most jobs have one step.
+    /// The latest result of each step. Boxed: a leaf of the map has room for eleven values, and most jobs have one step.
     results: BTreeMap<CallId, Box<StepResult>>,
     /// Steps by the call that they belong to, in the order in which they began.
     steps: BTreeMap<CallId, Vec<CallId>>,

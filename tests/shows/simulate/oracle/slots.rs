@@ -6,7 +6,7 @@ use super::Oracle;
 use step_runner::actors::view::JobStatus;
 use step_runner::model::JobState;
 
-/// What is known of the slots of the running daemon.
+/// The slots of the running daemon, as far as its answers tell.
 pub(super) struct Slots {
     /// The limit in force.
     limit: usize,
