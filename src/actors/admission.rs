@@ -282,7 +282,7 @@ pub(super) fn prepare(
     let masking = JobMasking::new(&config);
     // The keeper prepares the same phrases and writes the warnings about them to the job's log.
     let (phrase_set, _warnings) = PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &masking.config())
-        .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()).about("masking"))?;
+        .map_err(|e| Refusal::caused(Reason::TooLarge, &e).about("masking"))?;
     let mut redactor = Redactor::new(phrase_set.clone());
     let labels = MaskedLabels::new(labels, &mut redactor);
     let work_dir_field = work_dir_field(&variables);
@@ -318,7 +318,8 @@ pub(super) fn prepare(
     if document::may_unfold(&spec.steps) {
         share.bytes = share.bytes.max(machine.document_size() as u64);
     }
-    let accepted = record::encode(&Event::Accepted(Box::new(spec)), 0).map_err(defect)?;
+    let accepted = record::encode(&Event::Accepted(Box::new(spec)), 0)
+        .map_err(|error| Refusal::caused(Reason::Internal, &error))?;
     let shell = JobActorSpec {
         id: id.to_string(),
         digest,
@@ -337,7 +338,8 @@ pub(super) fn prepare(
         limits: Arc::new(JobLimits::new(limits, &config)),
     };
     let head = RecordHead { shell: shell.clone(), accepted };
-    let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;
+    let head = postcard::to_extend(&head, vec![HEAD_FORMAT])
+        .map_err(|error| Refusal::caused(Reason::Internal, &error))?;
     Ok(Prepared {
         id,
         folder,
@@ -403,7 +405,8 @@ impl Brief {
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, Refusal> {
-        postcard::to_extend(self, vec![HEAD_FORMAT]).map_err(defect)
+        postcard::to_extend(self, vec![HEAD_FORMAT])
+            .map_err(|error| Refusal::caused(Reason::Internal, &error))
     }
 
     /// Decodes a brief; `None` if it cannot be read.
@@ -417,12 +420,8 @@ impl Brief {
     }
 }
 
-fn defect(error: impl std::fmt::Display) -> Refusal {
-    Refusal::new(Reason::Internal, error.to_string())
-}
-
 fn variable_refusal(error: &VariableError) -> Refusal {
-    Refusal::new(error.reason(), error.to_string()).about(error.field())
+    Refusal::caused(error.reason(), error).about(error.field())
 }
 
 /// Refuses steps with errors. The text is masked: names of steps may contain secrets of the request (masking.md §7).

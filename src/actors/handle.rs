@@ -107,7 +107,7 @@ async fn masked(refusal: UnmaskedRefusal, mut redactor: Redactor) -> Refusal {
         return redactor.refusal(refusal);
     }
     let masked = threads::run(Work::Requests, move || redactor.refusal(refusal)).await;
-    masked.unwrap_or_else(|error| Refusal::new(Reason::Internal, error.to_string()))
+    masked.unwrap_or_else(|error| Refusal::caused(Reason::Internal, &error))
 }
 
 /// Handle to all jobs. Clones share them.
@@ -149,9 +149,7 @@ impl JobsHandle {
             || document::may_unfold(&request.steps);
         let check = move || admission::prepare(request, &context, folder, clock::now_micros());
         let mut prepared = if is_large {
-            threads::run(Work::Requests, check)
-                .await
-                .map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?
+            threads::run(Work::Requests, check).await.map_err(|e| Refusal::caused(Reason::Internal, &e))?
         } else {
             check()
         }?;
@@ -174,7 +172,7 @@ impl JobsHandle {
     /// Resolves when the job of an answered Run is on the disk, if required (`durability = power`).
     pub(crate) async fn kept(&self) -> Result<(), Refusal> {
         match &self.context.sync_group {
-            Some(group) => group.synced().await.map_err(|e| Refusal::new(Reason::DataLoss, e.to_string())),
+            Some(group) => group.synced().await.map_err(|e| Refusal::caused(Reason::DataLoss, &e)),
             None => Ok(()),
         }
     }
@@ -261,8 +259,7 @@ impl JobsHandle {
             // The job is being removed, or was during this call.
             (LogLost::Removed, Some(unknown)) => view.log.follow_held(offset, max).unwrap_or(Err(unknown)),
             (lost, _) => {
-                Err(out_of_descriptors(&lost)
-                    .unwrap_or_else(|| Refusal::new(Reason::DataLoss, lost.to_string())))
+                Err(out_of_descriptors(&lost).unwrap_or_else(|| Refusal::caused(Reason::DataLoss, &lost)))
             }
         }
     }

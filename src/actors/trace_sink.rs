@@ -204,8 +204,9 @@ impl TraceFeed {
         } else {
             Some(folder.open_growing_steps())
         };
-        let file =
-            file.transpose().map_err(|e| out_of_descriptors(&e).unwrap_or_else(|| lost(&e.to_string())))?;
+        let file = file
+            .transpose()
+            .map_err(|e| out_of_descriptors(&e).unwrap_or_else(|| lost(&Chain(&e).to_string())))?;
         let follower = file.map(|file| self.followers.join(file, max)).transpose()?;
         Ok(cursor(follower))
     }

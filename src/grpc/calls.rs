@@ -100,9 +100,7 @@ pub(super) async fn digested<M: Message + 'static>(request: M) -> Result<Digeste
     if size <= LARGE_REQUEST {
         return Ok(digested());
     }
-    threads::run(Work::Requests, digested)
-        .await
-        .map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
+    threads::run(Work::Requests, digested).await.map_err(|error| Refusal::caused(Reason::Internal, &error))
 }
 
 impl JobCalls {
@@ -125,7 +123,7 @@ impl JobCalls {
             let begun = Instant::now();
             let request = if size > LARGE_REQUEST {
                 let read = threads::run(Work::Requests, request).await;
-                read.map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?
+                read.map_err(|error| Refusal::caused(Reason::Internal, &error))?
             } else {
                 request()
             };
@@ -276,5 +274,5 @@ async fn stored(bytes: Vec<u8>) -> Result<Option<v1::FollowStepsResponse>, Refus
         return encode::stored(&bytes);
     }
     let read = threads::run(Work::Requests, move || encode::stored(&bytes)).await;
-    read.map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?
+    read.map_err(|error| Refusal::caused(Reason::Internal, &error))?
 }

@@ -1,7 +1,7 @@
 //! Converts the daemon's data to messages. Every match and every destructuring is exhaustive: no wildcard arm, no `..`.
 
 use bytes::Bytes;
-use prost::Message;
+use prost::{DecodeError, Message};
 use prost_types::value::Kind as PbKind;
 
 use crate::actors::left_over::LeftOver;
@@ -25,7 +25,9 @@ pub(super) fn timestamp(micros: i64) -> prost_types::Timestamp {
 
 /// Makes the message of FollowSteps of what is stored. `None` for news, which earlier versions stored.
 pub(super) fn stored(bytes: &[u8]) -> Result<Option<v1::FollowStepsResponse>, Refusal> {
-    let unreadable = |_| Refusal::new(Reason::DataLoss, "a stored step result cannot be read");
+    let unreadable = |error: DecodeError| {
+        Refusal::new(Reason::DataLoss, format!("a stored step result cannot be read: {error}"))
+    };
     Ok(match stored_kind(bytes) {
         StoredKind::News => None,
         StoredKind::Event => {

@@ -24,7 +24,7 @@ const MAX_FILE: usize = 4 << 10;
 
 /// Checks a job id.
 pub(super) fn job_id(id: &str) -> Result<JobId, Refusal> {
-    JobId::parse(id).map_err(|e| Refusal::new(Reason::InvalidId, e.to_string()).about("id"))
+    JobId::parse(id).map_err(|e| Refusal::caused(Reason::InvalidId, &e).about("id"))
 }
 
 /// Checks an offset.

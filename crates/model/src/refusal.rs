@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::error::Chain;
+
 /// Stable words of error messages (service.md §3.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
@@ -131,6 +133,14 @@ impl Refusal {
     /// Makes a refusal that does not change with time.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         Self { reason, text: text.into(), retry_after: None, facts: Vec::new(), violations: Vec::new() }
+    }
+
+    /// Makes a refusal because of `error`: the text names each cause down to the first.
+    ///
+    /// The causes are text, not a [`source`](std::error::Error::source): a refusal is masked before it leaves the
+    /// daemon, and an error behind it would pass that by.
+    pub fn caused(reason: Reason, error: &(dyn std::error::Error + 'static)) -> Self {
+        Self::new(reason, Chain(error).to_string())
     }
 
     /// Makes the refusal of a daemon that is stopping.

@@ -171,8 +171,8 @@ impl Kube {
         let words = ["get", "pod", &self.name, "--output", "json"];
         match engine.run(&words, None, LOOK).await {
             Ok((text, _)) => {
-                let pod = serde_json::from_str(&text).map_err(|_| {
-                    Trouble::Away(format!("`kubectl` says no JSON about the Pod {}", self.name))
+                let pod = serde_json::from_str(&text).map_err(|error| {
+                    Trouble::Away(format!("`kubectl` says no JSON about the Pod {}: {error}", self.name))
                 })?;
                 Ok(Some(pod).filter(|pod| state::is_of(pod, &self.engines.state)))
             }

@@ -142,7 +142,7 @@ impl LogCursor {
         let file = self.follower.file()?;
         let mut piece = file
             .read_piece(self.offset, len, self.largest.min(most))
-            .map_err(|lost| Refusal::new(Reason::DataLoss, lost.to_string()))?;
+            .map_err(|lost| Refusal::caused(Reason::DataLoss, &lost))?;
         if let Some(end) = memchr::memrchr(b'\n', &piece) {
             piece.truncate(end + 1);
         }

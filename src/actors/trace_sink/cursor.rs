@@ -9,6 +9,7 @@ use super::{TraceFeed, lost};
 use crate::actors::followers::Follower;
 use crate::actors::log_sink::LogFeed;
 use crate::actors::watched::Seen;
+use crate::error::Chain;
 use crate::model::Refusal;
 use crate::store::StepsFile;
 
@@ -64,7 +65,7 @@ impl TraceCursor {
 
     fn read(&mut self, len: u64) -> Result<Vec<u8>, Refusal> {
         let file = self.follower.as_ref().ok_or_else(|| lost("there are none"))?.file()?;
-        let (record, end) = file.record_at(self.offset, len).map_err(|e| lost(&e.to_string()))?;
+        let (record, end) = file.record_at(self.offset, len).map_err(|e| lost(&Chain(&e).to_string()))?;
         self.offset = end;
         Ok(record)
     }
