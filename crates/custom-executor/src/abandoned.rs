@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::identity::Identity;
 use super::processes::Processes;
 use super::state::{AttemptFolder, Owner};
-use super::{Driver, cleanup, processes};
+use super::{Driver, processes, removal};
 use step_runner_model::error::{Exit, Failure};
 use step_runner_process::detached::{self, ProcessInfo};
 use step_runner_process::sweep::Process;
@@ -72,7 +72,7 @@ pub(super) async fn watch(
         }
     }
     let lock = state.lock()?;
-    for text in cleanup::remove(driver, &state, lock, identity.prefix()).await {
+    for text in removal::remove(driver, &state, lock, identity.prefix()).await {
         (driver.say)(&text);
     }
     Ok(0)
@@ -93,7 +93,7 @@ pub(super) async fn remove_all(driver: &Driver, own: &AttemptFolder) {
         let Ok(Some(lock)) = other.try_lock() else { continue };
         // A call may have taken it in the meantime.
         if abandoned_prefix(driver, &other).is_some() {
-            cleanup::remove(driver, &other, lock, &prefix).await;
+            removal::remove(driver, &other, lock, &prefix).await;
         }
     }
 }

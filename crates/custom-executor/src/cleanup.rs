@@ -1,37 +1,8 @@
 //! `cleanup`: removes everything that is left of the attempt, whatever has happened (custom-executor.md §9).
 
-use std::collections::BTreeSet;
-use std::time::Duration;
-
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
-
-use super::processes::{self, Processes};
-use super::state::{AttemptFolder, Lock};
-use super::{Driver, abandoned, private, result};
-use step_runner_client::{Address, Client, Options};
-use step_runner_model::JobId;
+use super::processes::Processes;
+use super::{Driver, abandoned, removal};
 use step_runner_model::error::Failure;
-
-/// Time to reach a shared daemon and to list its jobs, each. It may be far away.
-const CONNECT_TIME: Duration = Duration::from_secs(10);
-
-/// Time to reach a private daemon and to list its jobs. It is near and has one client, so a daemon that needs longer is
-/// stopped or stuck, and is killed.
-const ANSWER_TIME: Duration = Duration::from_secs(5);
-
-/// Time for the jobs of a shared daemon to end, which covers the usual grace of a stage.
-const FINISH_TIME: Duration = Duration::from_secs(30);
-
-/// Time for the jobs of a private daemon to end. Nobody wants their results any more, and then they are killed.
-const PRIVATE_FINISH_TIME: Duration = Duration::from_secs(10);
-
-/// Time for a daemon that is told to end, and the part of it before its jobs lose their grace.
-const END_TIME: Duration = Duration::from_secs(5);
-const END_GRACE: Duration = Duration::from_secs(1);
-
-/// Time in which a killed process must be gone.
-const KILL_TIME: Duration = Duration::from_secs(3);
 
 pub(super) async fn cleanup(driver: &Driver) -> Result<Vec<String>, Failure> {
     if driver.environment.tmpdir.is_none() && !driver.environment.by_hand {
@@ -42,151 +13,10 @@ pub(super) async fn cleanup(driver: &Driver) -> Result<Vec<String>, Failure> {
     // A script may have removed the folder. The processes are there all the same.
     let left = if state.is_left() || !Processes::of(&state).is_empty() {
         let lock = state.lock()?;
-        remove(driver, &state, lock, identity.prefix()).await
+        removal::remove(driver, &state, lock, identity.prefix()).await
     } else {
         Vec::new()
     };
     abandoned::remove_all(driver, &state).await;
     Ok(left)
-}
-
-/// Ends and removes an attempt whose ids have `prefix`. Returns a text for each thing that is left.
-pub(super) async fn remove(driver: &Driver, state: &AttemptFolder, lock: Lock, prefix: &str) -> Vec<String> {
-    let mut left = Vec::new();
-    // A script may have removed the marker. A daemon or keeper that has the folder in its command line is as good.
-    let is_proved = Processes::of(state).has_own();
-    match state.exists().then(|| state.check()).transpose() {
-        // Nothing in a folder that is not ours is used, but our processes are known without it.
-        Err(refusal) if !is_proved => {
-            left.extend(processes::kill_all(state, KILL_TIME));
-            left.push(refusal.to_string());
-            return left;
-        }
-        folder => left.extend(end(driver, state, &lock, prefix, matches!(folder, Ok(Some(())))).await),
-    }
-    let removed = match (driver.options.keep, is_proved) {
-        (true, _) => state.forget_owner(),
-        (false, true) => state.remove_proved(),
-        (false, false) => state.remove(),
-    };
-    if let Err(error) = removed {
-        left.push(format!("cannot remove {}: {error}", state.path().display()));
-    }
-    if let Err(error) = lock.remove() {
-        left.push(format!("cannot remove the lock of {}: {error}", state.path().display()));
-    }
-    left
-}
-
-/// Ends jobs and daemon of an attempt. Returns a text for each thing that is left.
-async fn end(
-    driver: &Driver,
-    state: &AttemptFolder,
-    lock: &Lock,
-    prefix: &str,
-    has_folder: bool,
-) -> Vec<String> {
-    let mut left = match driver.named_address() {
-        Ok(Some(address)) if has_folder => {
-            let limits = Limits { answer: CONNECT_TIME, finish: FINISH_TIME };
-            finish_jobs(driver, state, prefix, address, limits).await.1
-        }
-        Ok(_) => Vec::new(),
-        Err(failure) => vec![failure.to_string()],
-    };
-    left.extend(end_private(driver, state, lock, prefix).await);
-    left
-}
-
-/// Ends the private daemon of an attempt, if there is or was one, with its jobs: gently, then by force.
-async fn end_private(driver: &Driver, state: &AttemptFolder, lock: &Lock, prefix: &str) -> Vec<String> {
-    let mut unknown = None;
-    // Tried twice: a daemon that does not answer is killed, and another one asks its keeper.
-    for _ in 0..2 {
-        let found = Processes::of(state);
-        found.resume();
-        if found.daemons.is_empty() {
-            if !state.daemon_state().exists() {
-                break;
-            }
-            // Only a daemon knows all processes that its jobs have left.
-            if let Err(failure) = private::start(driver, state, lock) {
-                unknown = Some(format!("jobs of a dead daemon may be left: {failure}"));
-                break;
-            }
-        }
-        let limits = Limits { answer: ANSWER_TIME, finish: PRIVATE_FINISH_TIME };
-        let Ok(address) = private::address(state) else { break };
-        // Texts do not matter here: what does not end is killed, and told if it still lives.
-        if finish_jobs(driver, state, prefix, address, limits).await.0 {
-            break;
-        }
-        processes::kill_daemons(state, KILL_TIME);
-    }
-    let mut left = end_by_force(state);
-    left.extend(unknown);
-    left
-}
-
-/// Ends all processes of an attempt whose jobs nobody has asked for yet. Returns a text for each one that is left.
-pub(super) fn end_by_force(state: &AttemptFolder) -> Vec<String> {
-    processes::end_gently(state, END_GRACE, END_TIME);
-    processes::kill_all(state, KILL_TIME)
-}
-
-/// Time limits of a daemon.
-#[derive(Clone, Copy)]
-struct Limits {
-    answer: Duration,
-    finish: Duration,
-}
-
-/// Finishes all jobs under the prefix. Returns true if the daemon has answered, and the reasons why some jobs are left.
-async fn finish_jobs(
-    driver: &Driver,
-    state: &AttemptFolder,
-    prefix: &str,
-    address: Address,
-    limits: Limits,
-) -> (bool, Vec<String>) {
-    let limit = limits.answer.min(driver.options.connect_timeout);
-    let until = Instant::now() + limits.answer;
-    let options = Options { connect_timeout: limit, reconnect_timeout: limit };
-    let client = match Client::connect_with(address, options).await {
-        Ok(client) => client,
-        Err(error) => return (false, vec![result::chain(&error)]),
-    };
-    let mut left = Vec::new();
-    let mut ids: BTreeSet<String> = state.jobs().into_iter().collect();
-    let answers = match timeout_at(until, client.jobs()).await {
-        Ok(Ok(jobs)) => {
-            ids.extend(jobs.into_iter().map(|job| job.id));
-            true
-        }
-        Ok(Err(error)) => {
-            left.push(format!("the daemon does not list its jobs: {}", result::chain(&error)));
-            false
-        }
-        Err(_) => {
-            left.push("the daemon does not list its jobs".to_owned());
-            false
-        }
-    };
-    let until = Instant::now() + limits.finish;
-    let mut calls = JoinSet::new();
-    // A daemon that does not answer is not asked for more.
-    for id in ids.iter().filter(|id| answers && id.starts_with(prefix)).filter_map(|id| JobId::parse(id).ok())
-    {
-        let client = client.clone();
-        calls.spawn(async move {
-            let finished = timeout_at(until, client.finish(&id)).await;
-            match finished {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(format!("job {id} is left: {}", result::chain(&error))),
-                Err(_) => Some(format!("job {id} has not ended within {:?}", limits.finish)),
-            }
-        });
-    }
-    left.extend(calls.join_all().await.into_iter().flatten());
-    (answers, left)
 }

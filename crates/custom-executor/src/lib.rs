@@ -8,7 +8,7 @@
 //! - pure: `identity`, `environment`, `templates`, `job_response`, `shell`, `request`, `relay`;
 //! - the folder: `state`; the private daemon: `private`, `guardian`; processes of an attempt: `processes`; attempts
 //!   without a Runner: `abandoned`;
-//! - the calls: `answer`, `prepare`, `stage`, `cleanup`; their end: `result`.
+//! - the calls: `answer`, `prepare`, `stage`, `cleanup`; their end: `result`; the end of an attempt: `removal`.
 //!
 //! A driver prints nothing here but a stage's output. Messages go to [`Driver::say`] and never hold a token, the value
 //! of a variable, or text of a script.
@@ -24,6 +24,7 @@ mod prepare;
 mod private;
 mod processes;
 mod relay;
+mod removal;
 mod request;
 mod result;
 mod shell;

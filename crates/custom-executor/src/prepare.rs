@@ -7,7 +7,7 @@ use super::processes::Processes;
 use super::relay::{Relay, RelayedBytes};
 use super::state::{AttemptFolder, Lock, Meta};
 use super::{
-    AttemptDaemon, Delivery, Driver, LOOK_TIME, abandoned, cleanup, finish, no_id, private, request, submit,
+    AttemptDaemon, Delivery, Driver, LOOK_TIME, abandoned, finish, no_id, private, removal, request, submit,
 };
 use step_runner_client::{Address, Client, Event};
 use step_runner_model::error::{Exit, Failure};
@@ -82,7 +82,7 @@ fn drop_leftover(state: &AttemptFolder) -> Result<(), Failure> {
     if !state.daemon_state().exists() && Processes::of(state).is_empty() {
         return Ok(());
     }
-    if let Some(left) = cleanup::end_by_force(state).first() {
+    if let Some(left) = removal::end_by_force(state).first() {
         let what = format!("{left}; an earlier prepare of this job started it");
         return Err(Failure::new(Exit::Failure, what).with_remedy("end that process, then retry the job"));
     }

@@ -2,7 +2,6 @@
 //! alone allows: names are valid and combinations are allowed.
 
 pub mod flow;
-pub(crate) mod print;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,7 @@
 
 mod checker;
 pub(super) mod definition;
+mod duration;
 pub(super) mod flow;
 mod foreign;
 pub(super) mod reference;
@@ -25,7 +26,6 @@ use super::value::{Data, Value};
 use super::yaml::scalar::{self, Resolved};
 use super::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
 use checker::{Checker, UnknownKey};
-pub(super) use definition::is_shell;
 
 /// Largest definition file in bytes (language.md §6).
 pub(crate) const FILE_LIMIT: usize = 1024 * 1024;

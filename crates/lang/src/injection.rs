@@ -7,7 +7,7 @@
 use crate::ast::{Access, BinaryOperator, Body, Exec, Expression, ExpressionKind, Function, Step};
 use crate::ast::{Invocation, Part, Spec, Template};
 use crate::diagnostic::{Class, Diagnostic};
-use crate::document::is_shell;
+use crate::shell::is_shell;
 use crate::value::{Data, Value, ValueType};
 
 /// Members of `steps.NAME` that are numbers or words of this program.

@@ -18,6 +18,7 @@ pub mod extent;
 mod injection;
 pub mod name;
 pub mod output_file;
+mod print;
 pub mod reference;
 pub mod schema;
 mod shell;

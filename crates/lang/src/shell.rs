@@ -1,4 +1,4 @@
-//! Finds scripts that can succeed although a command in them failed (language.md §17, `script`).
+//! Which programs run scripts, and which scripts can succeed although a command in them failed (language.md §17, `script`).
 //!
 //! A shell ends with the status of its last command. Without `set -e`, the failure of any command before it is lost. This
 //! module does not read shell: it looks at the first word of each line, and says nothing at the first sign that the author
@@ -10,6 +10,11 @@ const SIGNS: [&str; 3] = ["&&", "||", "$?"];
 /// First words of lines that do not fail in practice. Loops that wait for something begin with a command that may fail.
 const HARMLESS: [&str; 10] =
     [":", "echo", "export", "printf", "set", "shift", "sleep", "unset", "until", "while"];
+
+/// True if a program of this name or path runs the text after `-c` as shells do.
+pub(super) fn is_shell(program: &str) -> bool {
+    ["sh", "bash", "ash", "dash", "ksh"].contains(&program.rsplit('/').next().unwrap_or(program))
+}
 
 /// Returns the byte offset of the first line of a script whose failure is lost: a line follows it, and nothing in the
 /// script looks after failures.

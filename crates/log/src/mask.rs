@@ -16,6 +16,7 @@
 mod automaton;
 mod bitmap;
 mod candidates;
+mod config;
 mod detect;
 mod escape;
 mod filter;
@@ -38,8 +39,9 @@ use step_runner_model::text;
 
 use self::{automaton::Automaton, candidates::Escapes, filter::Filter, token::TokenPrefixes};
 pub use self::{
+    config::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskLimits},
     members::json_members,
-    phrases::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskLimits, MaskWarning, PhraseSet},
+    phrases::{MaskWarning, PhraseSet},
     stream::MaskStream,
 };
 

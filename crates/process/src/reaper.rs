@@ -32,11 +32,8 @@ use step_runner_model::{ExitStatus, StepUsage};
 
 use super::host::SoftLimits;
 use super::spawn::{Command, Confinement, SpawnError, Stage, output_pipe};
+use super::sweep::REAPER_WORDS;
 pub use serve::serve;
-
-/// Words on the command line that make this program a reaper; the job's tag follows. By the tag a daemon finds the
-/// job's processes below a reaper whose keeper is dead (`sweep`): the rest of a reaper's `/proc` belongs to root.
-pub(crate) const WORDS: [&str; 2] = ["reaper", "--job"];
 
 /// Longest message in bytes. Commands of steps go by descriptor.
 const MAX_MESSAGE: usize = 256;
@@ -156,7 +153,7 @@ impl ReaperHandle {
         rustix::io::ioctl_fionbio(&ours, true)?;
         let child = std::process::Command::new("/proc/self/exe")
             .arg0("step-runner")
-            .args(WORDS)
+            .args(REAPER_WORDS)
             .arg(format!("{tag:032x}"))
             .args(limits.options())
             .env_clear()

@@ -11,8 +11,6 @@ use std::io::{self, Read};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::reaper;
-
 /// Name of the environment variable that holds the job's tag as 32 hex digits (service.md §6.5).
 pub(crate) const TAG_VARIABLE: &str = "STEP_RUNNER_JOB";
 
@@ -253,11 +251,15 @@ pub fn command_line(pid: u32) -> Option<Vec<Vec<u8>>> {
     is_whole.then(|| arguments.map(<[u8]>::to_vec).collect())
 }
 
+/// Words on the command line that make this program a reaper; the job's tag follows. By the tag a daemon finds the
+/// job's processes below a reaper whose keeper is dead: the rest of a reaper's `/proc` belongs to root.
+pub(crate) const REAPER_WORDS: [&str; 2] = ["reaper", "--job"];
+
 /// Returns the tag of the job whose reaper process `pid` is, by its command line.
 pub(crate) fn tag_of_reaper(pid: u32) -> Option<u128> {
     let line = command_line(pid)?;
     let [_, reaper, job, tag, ..] = line.as_slice() else { return None };
-    let is_reaper = [reaper, job].into_iter().zip(reaper::WORDS).all(|(word, ours)| word == ours.as_bytes());
+    let is_reaper = [reaper, job].into_iter().zip(REAPER_WORDS).all(|(word, ours)| word == ours.as_bytes());
     u128::from_str_radix(std::str::from_utf8(tag).ok().filter(|_| is_reaper)?, 16).ok()
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::state_dir::Shared;
+use super::state_dir::{Shared, StateDir};
 use super::{JobRecord, StoreError};
 use step_runner_log::journal;
 use step_runner_log::journal::event::{End, Event};
@@ -30,6 +30,13 @@ pub struct JobFolder {
 
 /// Files of an invocation in which secrets can be: what it returns, its script, the inputs of a builtin.
 const STEP_FILES: [&CStr; 4] = [c"output", c"export", c"script", c"inputs"];
+
+impl StateDir {
+    /// Returns the folder of a job, existing or not.
+    pub fn folder(&self, key: JobKey) -> JobFolder {
+        JobFolder::new(Arc::clone(&self.shared), key)
+    }
+}
 
 impl JobFolder {
     pub(super) fn new(shared: Arc<Shared>, key: JobKey) -> Self {

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::folder::JobFolder;
 use super::{Lock, LockError, StoreError};
+use step_runner_model::ProcessInfo;
 use step_runner_model::error::Chain;
-use step_runner_model::{JobKey, ProcessInfo};
 use step_runner_system::files;
 
 /// Version of the folder's format. A daemon reads its own and all older formats.
@@ -122,13 +121,13 @@ fn in_pid(pid: Option<u32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
 }
 
-/// The open state folder. Clones and [`JobFolder`]s share it; the lock is held until the last of them is dropped.
+/// The open state folder. Clones and the folders of its jobs share it; the lock is held until the last of them is dropped.
 #[derive(Clone, Debug)]
 pub struct StateDir {
     pub(super) shared: Arc<Shared>,
 }
 
-/// State shared by the folder and every [`JobFolder`].
+/// State shared by the folder and those of its jobs.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub path: PathBuf,
@@ -190,11 +189,6 @@ impl StateDir {
     /// Descriptor of the folder: it reaches the contents whatever the path's length.
     pub fn dir(&self) -> BorrowedFd<'_> {
         self.shared.root.as_fd()
-    }
-
-    /// Returns the folder of a job, existing or not.
-    pub fn folder(&self, key: JobKey) -> JobFolder {
-        JobFolder::new(Arc::clone(&self.shared), key)
     }
 
     /// Returns the free space on the folder's file system, for comparison with `state_limit` (service.md §3.7).

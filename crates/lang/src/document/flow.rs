@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::checker::{Checker, UnknownKey, at_index, join};
-use super::definition::duration;
+use super::duration::duration;
 use super::foreign;
 use crate::ast::flow::{
     Condition, FailureKind, Flow, MEMBER_LIMIT, MEMBERS_AT_A_TIME, Matrix, MatrixItem, MatrixItems,

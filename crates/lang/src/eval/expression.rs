@@ -15,11 +15,11 @@ use step_runner_model::text;
 use super::budget::{Budget, Exhausted, VALUE_DEPTH, fits_depth};
 use super::functions::Function;
 use super::scope::{Item, Scope};
-use crate::ast::print::Path;
 use crate::ast::{Access, Expression, ExpressionKind, Part};
 use crate::convert::to_text;
 use crate::diagnostic::{Class, Diagnostic, Position};
 use crate::name;
+use crate::print::Path;
 use crate::value::{Data, EvaluatedText, Value};
 
 /// Maximum number of names that an error lists. Beyond that it lists the most similar ones.

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::{
+    config::PHRASE_BYTES,
     forms::{MIN_LENGTH, trim},
-    phrases::PHRASE_BYTES,
 };
 
 /// Returns the texts in a phrase that is a JSON object or list, at any depth. Each of them has at least 8 bytes after

@@ -6,9 +6,9 @@ use aho_corasick::packed;
 
 use super::{
     automaton::Automaton,
+    config::{DefaultPrefixes, MaskConfig, MaskLimitError},
     filter::Filter,
     forms,
-    phrases::{DefaultPrefixes, MaskConfig, MaskLimitError},
 };
 
 /// The default prefixes (masking.md §3).

@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use super::super::functions::Function;
 use super::super::scope::{Item, NoMember};
 use super::{Evaluator, Result, list, shown};
-use crate::ast::print::Path;
 use crate::ast::{Access, Expression, ExpressionKind};
 use crate::diagnostic::{Class, Diagnostic, Position};
+use crate::print::Path;
 use crate::value::{Data, Value};
 
 impl<'s> Evaluator<'s> {

@@ -1,3 +1,4 @@
+use super::super::config::{DefaultPrefixes, MaskLimits};
 use super::*;
 use crate::mask::{MaskStream, Masker};
 

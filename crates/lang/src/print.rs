@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Formatter, Write as _};
 
-use super::{Access, BinaryOperator, Expression, ExpressionKind, Part, Template};
+use crate::ast::{Access, BinaryOperator, Expression, ExpressionKind, Part, Template};
 use crate::convert::number_to_text;
 use crate::template;
 use crate::value::Data;

@@ -1,0 +1,123 @@
+//! Rooms side by side, as `actors::job` and `actors::step`, name one another in one direction only.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::imports::{self, CratePath};
+use super::{SourceFile, files};
+
+/// Rooms side by side that name one another: the crate and the rooms' folder, and the rooms. No others may, and a row whose
+/// circle is gone must go.
+const CIRCLES: [(&str, &[&str]); 18] = [
+    ("agent::trace", &["checkpoint", "text"]),
+    ("ci::file", &["definition", "rule"]),
+    ("core::job::machine", &["attempt", "builtin", "call", "ends", "group", "list", "start", "stop"]),
+    ("keeper::core", &["closing", "job", "stopping"]),
+    ("keeper::shell", &["escaped", "shared"]),
+    ("keeper::shell", &["farewell", "server"]),
+    ("keeper::shell", &["output", "unfinished"]),
+    ("pull", &["docker", "environment", "kube"]),
+    (
+        "src::actors",
+        &["admission", "handle", "job", "keeper_port", "labels", "registry", "step", "supervisor"],
+    ),
+    ("src::actors", &["redact", "trace_sink"]),
+    ("src::actors::job::driver", &["phase", "waiting"]),
+    ("src::actors::supervisor", &["admit", "places", "remove"]),
+    ("src::actors::supervisor", &["loading", "revive"]),
+    (
+        "src::cli",
+        &[
+            "check",
+            "ci_job",
+            "connection",
+            "display",
+            "document",
+            "env_file",
+            "events",
+            "inputs",
+            "job",
+            "output",
+            "plan",
+            "private",
+            "results",
+            "run",
+            "selection",
+            "session",
+            "summary",
+            "terminal",
+            "view",
+            "watch",
+            "written",
+        ],
+    ),
+    ("src::grpc", &["accept", "calls", "compatible", "draft", "intake", "reflection", "server", "v1"]),
+    ("src::grpc", &["definition", "encode"]),
+    ("transfer::oci", &["error", "name"]),
+    ("transfer::oci", &["http", "token"]),
+];
+
+/// Returns the rooms beside one another that name each other in a circle, by crate and folder.
+fn circles(files: &[SourceFile]) -> BTreeSet<(String, Vec<String>)> {
+    let mut edges: BTreeMap<(String, CratePath), BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+    let parts: BTreeSet<Option<&String>> = files.iter().map(|file| file.part.as_ref()).collect();
+    for part in parts {
+        let own: Vec<_> = files.iter().filter(|file| file.part.as_ref() == part).collect();
+        let rooms: BTreeSet<&[String]> = own.iter().map(|file| &file.module[..]).collect();
+        let imports: Vec<_> = own.iter().map(|file| file.imports()).collect();
+        let exported: BTreeMap<_, _> =
+            imports.iter().flat_map(|imports| imports.exported.iter().cloned()).collect();
+        for (file, imports) in own.iter().zip(&imports) {
+            for path in imports.named.iter().flat_map(|path| [path.clone(), imports::origin(path, &exported)])
+            {
+                let within = path.iter().zip(&file.module).take_while(|(a, b)| a == b).count();
+                let is_room = path.len() > within && rooms.contains(&path[..=within]);
+                if let (Some(from), Some(to)) =
+                    (file.module.get(within), path.get(within).filter(|_| is_room))
+                {
+                    let crate_name = part.map_or("src", String::as_str).to_owned();
+                    let rooms = edges.entry((crate_name, path[..within].to_vec())).or_default();
+                    rooms.entry(from.clone()).or_default().insert(to.clone());
+                }
+            }
+        }
+    }
+    let mut found = BTreeSet::new();
+    for ((part, folder), rooms) in edges {
+        let reached: BTreeMap<&String, BTreeSet<&String>> =
+            rooms.keys().map(|room| (room, reachable(&rooms, room))).collect();
+        for (room, reached_by_room) in &reached {
+            let is_mutual = |other: &&&String| reached.get(**other).is_some_and(|back| back.contains(room));
+            let circle: Vec<String> =
+                reached_by_room.iter().filter(is_mutual).map(|room| (*room).clone()).collect();
+            if circle.len() > 1 {
+                found.insert(([vec![part.clone()], folder.clone()].concat().join("::"), circle));
+            }
+        }
+    }
+    found
+}
+
+/// Returns the rooms that a room names, and those that they name.
+fn reachable<'a>(rooms: &'a BTreeMap<String, BTreeSet<String>>, from: &String) -> BTreeSet<&'a String> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&String> = rooms.get(from).into_iter().flatten().collect();
+    while let Some(room) = open.pop() {
+        if found.insert(room) {
+            open.extend(rooms.get(room).into_iter().flatten());
+        }
+    }
+    found
+}
+
+#[test]
+fn rooms_beside_one_another_name_each_other_in_no_circle() {
+    let known: BTreeSet<(String, Vec<String>)> = CIRCLES
+        .iter()
+        .map(|(folder, rooms)| ((*folder).to_owned(), rooms.iter().map(ToString::to_string).collect()))
+        .collect();
+    let found = circles(&files());
+    let new: Vec<_> = found.difference(&known).map(|circle| format!("a circle: {circle:?}")).collect();
+    let gone: Vec<_> =
+        known.difference(&found).map(|circle| format!("a circle is gone: {circle:?}")).collect();
+    assert!(new.is_empty() && gone.is_empty(), "{}", [new, gone].concat().join("\n"));
+}
