@@ -445,14 +445,14 @@ fn a_module_that_decides_names_nothing_of_the_system() {
 }
 
 /// Crates that touch nothing: their callers read files and ask the time.
-const PURE_CRATES: [&str; 2] = ["agent", "ci"];
+const PURE_CRATES: [&str; 4] = ["agent", "ci", "insight", "lang"];
 
 #[test]
 fn a_pure_crate_names_nothing_of_the_system() {
     for part in PURE_CRATES {
         let all = files();
         let parts: Vec<_> = all.iter().filter(|file| file.part.as_deref() == Some(part)).collect();
-        assert!(parts.len() > 5, "{part}: {} files", parts.len());
+        assert!(!parts.is_empty(), "{part} has no files");
         for file in parts {
             let code = file.code();
             let named =

@@ -7,10 +7,7 @@ use super::{SourceFile, files};
 
 /// Rooms side by side that name one another: the crate and the rooms' folder, and the rooms. No others may, and a row whose
 /// circle is gone must go.
-const CIRCLES: [(&str, &[&str]); 18] = [
-    ("agent::trace", &["checkpoint", "text"]),
-    ("ci::file", &["definition", "rule"]),
-    ("core::job::machine", &["attempt", "builtin", "call", "ends", "group", "list", "start", "stop"]),
+const CIRCLES: [(&str, &[&str]); 15] = [
     ("keeper::core", &["closing", "job", "stopping"]),
     ("keeper::shell", &["escaped", "shared"]),
     ("keeper::shell", &["farewell", "server"]),

@@ -11,8 +11,8 @@ mod upload;
 #[cfg(test)]
 mod upload_tests;
 
-pub use checkpoint::{Checkpoint, resume};
-pub use text::{Form, Text};
+pub use checkpoint::Checkpoint;
+pub use text::{Form, Text, resume};
 pub(crate) use upload::FORBIDDEN_WAITS;
 pub use upload::{Heard, Notice, Request, Upload};
 

@@ -1,5 +1,6 @@
 //! Reads a `.gitlab-ci.yml` with all that it includes, and checks it (ci.md §2).
 
+mod allow_failure;
 mod artifacts;
 mod configuration;
 mod definition;
@@ -27,9 +28,10 @@ use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner_lang::name::suggest;
 use step_runner_model::text::quote;
 
+pub use allow_failure::AllowFailure;
 pub use artifacts::{Artifacts, Cache, CacheKey};
 pub(crate) use configuration::inherited_variables;
-pub use definition::{AllowFailure, Definition, Environment, Inherit, Outside};
+pub use definition::{Definition, Environment, Inherit, Outside};
 pub use image::Image;
 pub use needs::Need;
 pub use parallel::Copy;

@@ -2,14 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::text::{Form, Text};
 use crate::sealed::{self, Unusable};
 
 /// Kind and version of the file.
 const KIND: &str = "checkpoint";
 const VERSION: u32 = 1;
 
-/// State of a [`Text`] at a border between two entries of the log.
+/// State of a [`Text`](super::Text) at a border between two entries of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// Bytes of the log that are in the trace, up to the end of an entry.
@@ -40,12 +39,4 @@ impl Checkpoint {
     pub fn decode(file: &[u8]) -> Result<Self, Unusable> {
         sealed::decode(KIND, VERSION, file)
     }
-}
-
-/// Goes on with a trace after a restart. `trace` is what is on disk. Returns the text, and the length to which the file
-/// is cut. `None`: checkpoint and trace do not fit together, and both are made anew from the head and the log's start.
-pub fn resume(checkpoint: &Checkpoint, trace: &[u8], form: Form, limit: u64) -> Option<(Text, u64)> {
-    let safe = trace.get(..usize::try_from(checkpoint.len).ok()?)?;
-    let is_sound = crc32fast::hash(safe) == checkpoint.crc && checkpoint.pending.len() <= 3;
-    is_sound.then(|| (Text::resumed(checkpoint, form, limit), checkpoint.len))
 }

@@ -41,6 +41,14 @@ pub struct Text {
     time: String,
 }
 
+/// Goes on with a trace after a restart. `trace` is what is on disk. Returns the text, and the length to which the file
+/// is cut. `None`: checkpoint and trace do not fit together, and both are made anew from the head and the log's start.
+pub fn resume(checkpoint: &Checkpoint, trace: &[u8], form: Form, limit: u64) -> Option<(Text, u64)> {
+    let safe = trace.get(..usize::try_from(checkpoint.len).ok()?)?;
+    let is_sound = crc32fast::hash(safe) == checkpoint.crc && checkpoint.pending.len() <= 3;
+    is_sound.then(|| (Text::resumed(checkpoint, form, limit), checkpoint.len))
+}
+
 impl Text {
     /// Makes an empty trace of at most `limit` bytes, without its tail and the note about the limit.
     pub fn new(form: Form, limit: u64) -> Self {
@@ -58,7 +66,7 @@ impl Text {
     }
 
     /// Goes on at a checkpoint.
-    pub(super) fn resumed(from: &Checkpoint, form: Form, limit: u64) -> Self {
+    fn resumed(from: &Checkpoint, form: Form, limit: u64) -> Self {
         Self {
             form,
             limit,

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use step_runner_lang::diagnostic::Diagnostic;
 use step_runner_model::text::quote;
 
+use super::allow_failure::{AllowFailure, allow_failure};
 use super::artifacts::{self, Artifacts, Cache};
 use super::image::{self, Image};
 use super::keyword::{Effect, TOP, effect, names};
@@ -54,34 +55,6 @@ pub enum Inherit {
     None,
     /// Only these names.
     Names(Vec<String>),
-}
-
-/// Failures of a job that do not count.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum AllowFailure {
-    /// Each failure counts.
-    #[default]
-    None,
-    /// No failure counts.
-    All,
-    /// Failures with one of these exit codes.
-    Codes(Vec<u32>),
-}
-
-impl AllowFailure {
-    /// True if a failure with this exit code does not count.
-    pub fn allows(&self, code: u8) -> bool {
-        match self {
-            Self::None => false,
-            Self::All => true,
-            Self::Codes(codes) => codes.contains(&code.into()),
-        }
-    }
-
-    /// True if some failure does not count.
-    pub fn is_some(&self) -> bool {
-        *self != Self::None
-    }
 }
 
 /// A job as it is written, with all that it extends and inherits.
@@ -343,22 +316,6 @@ impl Reader<'_> {
 /// Reads `when`.
 fn when(node: &Node, path: &str, findings: &mut Findings) -> Option<String> {
     findings.choice(node, path, &["on_success", "on_failure", "always", "manual", "delayed"])
-}
-
-/// Reads `allow_failure`.
-pub(super) fn allow_failure(node: &Node, path: &str, findings: &mut Findings) -> Option<AllowFailure> {
-    if node.as_map().is_none() {
-        let all = findings.boolean(node, path)?;
-        return Some(if all { AllowFailure::All } else { AllowFailure::None });
-    }
-    findings.mapping(node, path, &["exit_codes"])?;
-    let codes = match node.get("exit_codes") {
-        Some(Node { kind: Kind::List(items), .. }) => items.as_slice(),
-        Some(code) => std::slice::from_ref(code),
-        None => &[],
-    };
-    let path = join(path, "exit_codes");
-    Some(AllowFailure::Codes(codes.iter().filter_map(|code| findings.whole(code, &path, 0, 255)).collect()))
 }
 
 fn timeout(node: &Node, path: &str, findings: &mut Findings) -> Option<Duration> {

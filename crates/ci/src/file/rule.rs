@@ -3,7 +3,7 @@
 use step_runner_lang::diagnostic::Diagnostic;
 use step_runner_model::text::quote;
 
-use super::definition::{self, AllowFailure};
+use super::allow_failure::{AllowFailure, allow_failure};
 use super::needs::{self, Need};
 use super::variables;
 use crate::condition::Condition;
@@ -155,7 +155,7 @@ fn rule(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Rule
         .map(|node| variables::read(node, &join(path, "variables"), variables::Of::Job, findings));
     let allow_failure = node
         .get("allow_failure")
-        .and_then(|node| definition::allow_failure(node, &join(path, "allow_failure"), findings));
+        .and_then(|node| allow_failure(node, &join(path, "allow_failure"), findings));
     Some(Rule {
         place: node.place.clone(),
         condition,

@@ -11,21 +11,11 @@ use step_runner_model::{LogChannel, Outcome, StepFacts, StepInfo, StepOutcome, S
 use crate::job::effect::{Effect, StepNote};
 use crate::job::event::CallId;
 
-use super::call::{Attempts, Call, Domain, Member, StepAt, Work};
+use super::call::{AttemptEnd, Attempts, Call, Domain, Member, StepAt, Work};
 use super::ends::to_json_map;
 use super::failure::{Failure, duration};
 use super::stop::Timer;
 use super::{Machine, Phase};
-
-/// End of an attempt.
-pub(super) enum AttemptEnd {
-    /// It has succeeded with these outputs.
-    Success(IndexMap<String, Value>),
-    /// It has failed.
-    Failed(Failure),
-    /// It was stopped.
-    Cancelled,
-}
 
 /// How an attempt ended, as its result says it.
 struct Ending {

@@ -19,16 +19,9 @@ use crate::plan::library::Loaded;
 use crate::plan::{bind, script_legacy};
 
 use super::Machine;
-use super::attempt::AttemptEnd;
-use super::call::Work;
+use super::call::{AttemptEnd, Entry, Fetching, Work};
 use super::failure::Failure;
-use super::start::{Entry, Process, pin};
-
-/// A builtin that waits for a tree to be fetched.
-pub(super) struct Fetching {
-    pub(super) entry: Entry,
-    reference: Reference,
-}
+use super::start::{Process, pin};
 
 /// Text before a script with `errexit`. It is no line of its own: a shell's report has the line as written. Not every
 /// shell knows `pipefail`, and one that does not would end at the option.

@@ -1,5 +1,7 @@
 //! Calls under way: the nodes of the tree.
 
+mod members;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +17,9 @@ use crate::job::effect::{StepFiles, Success};
 use crate::job::event::{CallId, TimerId};
 use crate::plan::library::Loaded;
 
-use super::builtin::Fetching;
 use super::failure::Failure;
-use super::group::Group;
 use super::{Machine, ROOT};
+pub(super) use members::{Group, GroupMember};
 
 /// A step under way, or the root. All attempts of a step are one call.
 pub(super) struct Call {
@@ -82,6 +83,16 @@ pub(super) struct Attempts {
     pub(super) is_timed_out: bool,
 }
 
+/// End of an attempt.
+pub(super) enum AttemptEnd {
+    /// It has succeeded with these outputs.
+    Success(IndexMap<String, Value>),
+    /// It has failed.
+    Failed(Failure),
+    /// It was stopped.
+    Cancelled,
+}
+
 /// Exports in force for a part of the job.
 #[derive(Clone, Default)]
 pub(super) struct Domain {
@@ -117,6 +128,25 @@ pub(super) enum Work {
 /// A function that is being fetched.
 pub(super) struct Loading {
     pub(super) files: StepFiles,
+    pub(super) reference: Reference,
+}
+
+/// A function that is about to begin.
+pub(super) struct Entry {
+    /// Its call.
+    pub(super) id: CallId,
+    pub(super) files: StepFiles,
+    pub(super) loaded: Arc<Loaded>,
+    pub(super) inputs: IndexMap<String, Value>,
+    pub(super) func_dir: Arc<str>,
+    pub(super) tree: Option<Arc<str>>,
+    /// The caller's environment and that of the step, without the exports.
+    pub(super) environment: Environment,
+}
+
+/// A builtin that waits for a tree to be fetched.
+pub(super) struct Fetching {
+    pub(super) entry: Entry,
     pub(super) reference: Reference,
 }
 

@@ -13,8 +13,7 @@ use crate::job::event::{CallId, FileContent, ProcessEnd, Unusable};
 use crate::plan::returned::{self, ProcessOutputs};
 
 use super::Machine;
-use super::attempt::AttemptEnd;
-use super::call::{Leaf, Work};
+use super::call::{AttemptEnd, Leaf, Work};
 use super::failure::Failure;
 
 /// Longest bad line in bytes that debug mode shows. Longer ones are left out: cutting before masking could split a

@@ -7,14 +7,12 @@ use step_runner_lang::ast::Step;
 use step_runner_lang::ast::flow::MEMBERS_AT_A_TIME;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::eval::EndedStep;
-use step_runner_lang::value::{Data, Value};
 use step_runner_model::{LogChannel, StepOutcome};
 
 use crate::job::event::CallId;
 
 use super::Machine;
-use super::attempt::AttemptEnd;
-use super::call::{Call, Domain, Member, StepAt, Work};
+use super::call::{AttemptEnd, Call, Domain, Group, GroupMember, Member, StepAt, Work};
 use super::failure::Failure;
 use super::list::Verdict;
 
@@ -23,90 +21,6 @@ const NESTING_LIMIT: usize = 8;
 
 /// Reason of members that a failure of another one skips.
 pub(super) const FAIL_FAST: &str = "fail_fast";
-
-/// A group or matrix under way.
-pub(super) struct Group {
-    /// Its members, in list order.
-    pub(super) members: Vec<GroupMember>,
-    /// Index of the member to begin next.
-    next: usize,
-    /// Number of members under way.
-    running: usize,
-    /// Most members at a time.
-    max: usize,
-    fail_fast: bool,
-    /// The failure of the member that failed first.
-    failure: Option<Failure>,
-    /// Set once no further member begins: their reason.
-    pub(super) closing: Option<&'static str>,
-    pub(super) is_matrix: bool,
-}
-
-/// A member of a group.
-pub(super) struct GroupMember {
-    pub(super) at: StepAt,
-    pub(super) name: String,
-    pub(super) member: Member,
-    /// How it ended.
-    ended: Option<EndedStep>,
-    /// What it exported, if it succeeded.
-    exports: IndexMap<String, String>,
-}
-
-impl GroupMember {
-    pub(super) fn new(at: StepAt, name: String, member: Member) -> Self {
-        Self { at, name, member, ended: None, exports: IndexMap::new() }
-    }
-}
-
-impl Group {
-    pub(super) fn new(
-        members: Vec<GroupMember>,
-        step: &Step,
-        default_max: u8,
-        is_inside_member: bool,
-    ) -> Self {
-        let flow = step.flow.as_deref();
-        let max = flow.and_then(|flow| flow.max).unwrap_or(default_max).clamp(1, MEMBERS_AT_A_TIME);
-        Self {
-            members,
-            next: 0,
-            running: 0,
-            max: if is_inside_member { 1 } else { max.into() },
-            fail_fast: flow.is_none_or(|flow| flow.fail_fast),
-            failure: None,
-            closing: None,
-            is_matrix: flow.is_some_and(|flow| flow.matrix.is_some()),
-        }
-    }
-
-    /// Returns the members that the list around the group sees after it. Those of a matrix are in its results.
-    pub(super) fn into_visible(self) -> Vec<(String, EndedStep)> {
-        if self.is_matrix {
-            return Vec::new();
-        }
-        self.members.into_iter().filter_map(|member| Some((member.name, member.ended?))).collect()
-    }
-
-    /// Returns the results of a matrix as expressions see them.
-    pub(super) fn results(&self) -> Value {
-        let text = |text: &str| Value::text(text);
-        let result = |member: &GroupMember| {
-            let ended = member.ended.as_ref()?;
-            let values = member.member.values.as_deref().cloned().unwrap_or_default();
-            let code = ended.exit_code.map_or(Data::Null, |code| Data::Number(f64::from(code)));
-            let members = [
-                ("matrix", Value::object(values)),
-                ("status", text(ended.outcome.word())),
-                ("outputs", Value::object(ended.outputs().cloned().unwrap_or_default())),
-                ("exit_code", Value::plain(code)),
-            ];
-            let members = members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            Some(Value::object(members))
-        };
-        Value::array(self.members.iter().filter_map(result))
-    }
-}
 
 /// Slots of the members under way, 1 to 14 (flow.md §5).
 #[derive(Default)]

@@ -13,8 +13,7 @@ use crate::job::event::CallId;
 use crate::plan::{bind, returned};
 
 use super::Machine;
-use super::attempt::AttemptEnd;
-use super::call::{List, Member, StepAt, steps_of};
+use super::call::{AttemptEnd, List, Member, StepAt, steps_of};
 use super::failure::Failure;
 
 /// Decision about a step whose turn it is.

@@ -13,10 +13,8 @@ use crate::job::event::CallId;
 use crate::plan::matrix::{Combination, combinations, names};
 
 use super::Machine;
-use super::attempt::AttemptEnd;
-use super::call::{Member, StepAt};
+use super::call::{AttemptEnd, GroupMember, Member, StepAt};
 use super::failure::Failure;
-use super::group::GroupMember;
 
 /// Reason of a step whose matrix has no combination.
 const NO_COMBINATIONS: &str = "matrix: no combinations";

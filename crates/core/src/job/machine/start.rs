@@ -20,23 +20,10 @@ use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
 
-use super::call::{Call, Domain, Leaf, List, Loading, StepAt, Work, steps_of};
+use super::call::{Call, Domain, Entry, Leaf, List, Loading, StepAt, Work, steps_of};
 use super::ends::to_shown;
 use super::failure::Failure;
 use super::{Machine, ROOT, Root};
-
-/// A function that is about to begin.
-pub(super) struct Entry {
-    /// Its call.
-    pub(super) id: CallId,
-    pub(super) files: StepFiles,
-    pub(super) loaded: Arc<Loaded>,
-    pub(super) inputs: IndexMap<String, Value>,
-    pub(super) func_dir: Arc<str>,
-    pub(super) tree: Option<Arc<str>>,
-    /// The caller's environment and that of the step, without the exports.
-    pub(super) environment: Environment,
-}
 
 /// The process of a function.
 pub(super) struct Process {

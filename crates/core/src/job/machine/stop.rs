@@ -13,8 +13,7 @@ use step_runner_model::{CancelCause, LogChannel, Outcome, StepOutcome, StepResul
 use crate::job::effect::{Effect, StepNote};
 use crate::job::event::{CallId, TimerId};
 
-use super::attempt::AttemptEnd;
-use super::call::Work;
+use super::call::{AttemptEnd, Work};
 use super::{Constants, Machine, ROOT, Root};
 
 /// Reason of steps that a stop without cleanup skips.
