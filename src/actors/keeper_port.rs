@@ -1,5 +1,10 @@
 //! The supervisor's access to the keeper: finds it, starts it for the first job, and dispatches its events.
+//!
+//! The state of the connection is one value, [`Connection`], which decides. [`KeeperPort`] performs the decisions. Three
+//! things are no part of that state, because they outlive each keeper: the settings, the key of the request digests, and
+//! what the operator was told.
 
+mod connection;
 mod silence;
 mod storage;
 
@@ -10,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
-use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 use super::deliver;
@@ -26,9 +30,8 @@ use crate::keeper::protocol::{FromKeeper, KeeperSettings, PROTOCOL_VERSION, Reme
 use crate::log::pipeline::GIVE_UP_AFTER;
 use crate::model::{JobKey, Reason, Refusal, Unenforceable};
 use crate::process::cgroup::{CgroupError, CgroupMode};
-use crate::process::sweep::Process;
 use crate::store::StateDir;
-use silence::Ending;
+use connection::{Connection, Decision, KeeperHandle, SharedConnection, Turn, Wish};
 
 /// Time limit for reaching a keeper that holds its lock but does not answer, because it is starting or dying.
 /// [`find_time`] adds the time that its jobs need to end.
@@ -47,6 +50,12 @@ pub(super) struct Keeper {
     pub(super) digest_key: [u8; 16],
     /// Limits that it cannot enforce.
     pub(super) unenforceable: Arc<[Unenforceable]>,
+}
+
+impl KeeperHandle for Keeper {
+    fn is_over(&self) -> bool {
+        self.link.is_over()
+    }
 }
 
 /// Reason why there is no keeper.
@@ -118,32 +127,25 @@ pub(super) struct Holdings {
 /// The supervisor's access to the keeper; see the module. Clones share it; it stays on the actors' thread.
 #[derive(Clone)]
 pub(super) struct KeeperPort {
-    keeper: Rc<Mutex<Option<Keeper>>>,
+    connection: Rc<SharedConnection<Keeper>>,
     state: StateDir,
     config: Rc<RefCell<Arc<Config>>>,
     registry: Arc<Registry>,
     private: bool,
     host: Arc<dyn Host>,
-    early: Early,
     /// Key of the request digests: random, or the key of the keeper that was found.
     digest_key: Rc<Cell<[u8; 16]>>,
-    /// Last report to the operator: true if control groups hold the jobs' processes.
-    told_groups: Rc<Cell<Option<bool>>>,
-    ending: Ending,
-    /// Process of a keeper that was started but has not answered yet.
-    starting: Rc<Cell<Option<Process>>>,
-    /// Process of the keeper, as it has named it. What `keeper.json` says can be changed by a job.
-    process: Rc<Cell<Option<Process>>>,
-    /// True while the keeper of this connection does not answer.
-    is_silent: Rc<Cell<bool>>,
-    /// Time at which the operator was last told so.
-    told_silence: Rc<Cell<Option<Instant>>>,
-    /// Notified when `is_silent` has changed.
-    silence_changed: Rc<Notify>,
+    told: Rc<Cell<Told>>,
 }
 
-/// Events held back until their jobs are registered. `None`: events are dispatched at once.
-type Early = Rc<RefCell<Option<Vec<FromKeeper>>>>;
+/// Reports to the operator that are not to be repeated.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    /// True if control groups hold the jobs' processes.
+    groups: Option<bool>,
+    /// Time of the last report of a keeper that does not answer.
+    silence: Option<Instant>,
+}
 
 impl KeeperPort {
     pub(super) fn new(
@@ -155,25 +157,15 @@ impl KeeperPort {
     ) -> Result<Self, KeeperProblem> {
         let mut digest_key = [0; 16];
         getrandom::fill(&mut digest_key).map_err(KeeperProblem::Random)?;
-        let (keeper, early, digest_key) = (Rc::default(), Early::default(), Rc::new(Cell::new(digest_key)));
-        let (told_groups, ending) = (Rc::default(), Ending::default());
-        let config = Rc::new(RefCell::new(config));
         Ok(Self {
-            keeper,
+            connection: Rc::new(SharedConnection::new()),
             state,
-            config,
+            config: Rc::new(RefCell::new(config)),
             registry,
             private,
             host,
-            early,
-            digest_key,
-            told_groups,
-            ending,
-            starting: Rc::default(),
-            process: Rc::default(),
-            is_silent: Rc::default(),
-            told_silence: Rc::default(),
-            silence_changed: Rc::default(),
+            digest_key: Rc::new(Cell::new(digest_key)),
+            told: Rc::default(),
         })
     }
 
@@ -206,9 +198,11 @@ impl KeeperPort {
 
     /// Tells the operator how the processes of jobs are held together; repeats nothing (faults.md row 2).
     fn tell_groups(&self, group: Option<&Path>) {
-        if self.told_groups.replace(Some(group.is_some())) == Some(group.is_some()) {
+        let told = self.told.get();
+        if told.groups == Some(group.is_some()) {
             return;
         }
+        self.told.set(Told { groups: Some(group.is_some()), ..told });
         if let Some(group) = group {
             tracing::info!(group = %group.display(), "a control group holds the processes of each job");
         } else {
@@ -218,38 +212,43 @@ impl KeeperPort {
 
     /// Returns the keeper; starts one if there is none.
     pub(super) async fn get(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
-        let mut keeper = self.keeper.lock().await;
-        self.end_cut_off(&mut keeper).await?;
-        if let Some(keeper) = &*keeper {
-            return Ok(keeper.clone());
+        loop {
+            match self.connection.decided(Wish::Get).await {
+                Decision::Take(keeper) => return Ok(keeper),
+                Decision::Start => return self.start(supervisor).await,
+                // It is over; the next decision starts another.
+                Decision::End => drop(self.end_known().await?),
+                Decision::Nothing => return Err(LinkError::Gone.into()),
+            }
         }
-        // A new keeper gets its full time to die, however long the last one took.
-        self.ending.set(None);
-        let new = match self.start(supervisor).await {
+    }
+
+    /// Starts a keeper for [`Decision::Start`], in the place of one that a dead daemon left without jobs.
+    async fn start(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
+        let _turn = Turn(&self.connection);
+        let new = match self.attempt(supervisor).await {
             Err(problem) if problem.is_passing() && self.host.has_keeper(&self.state)? => {
                 self.end_ungreeted().await?;
-                self.start(supervisor).await?
+                self.attempt(supervisor).await?
             }
             started => started?,
         };
         for entry in self.registry.remembered.lock().all(self.config().remember_finished) {
             new.link.tell_short(Request::Remember(entry));
         }
-        *keeper = Some(new.clone());
         Ok(new)
     }
 
-    async fn start(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
+    /// Starts a keeper and greets it.
+    async fn attempt(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
         let Started { wire, process } =
             self.host.start_keeper(&self.state, cgroup_mode(self.config().cgroup))?;
-        self.starting.set(process);
+        self.connection.change(|connection| connection.attempt(process, None));
         let greeted = self.greet(wire, supervisor).await;
         if let Err(KeeperProblem::Link(LinkError::Silent)) = greeted {
             self.end_starting().await?;
         }
-        let (new, _) = greeted?;
-        self.starting.set(None);
-        Ok(new)
+        Ok(greeted?.0)
     }
 
     /// Connects to the keeper that an earlier daemon left, if it lives. Its events are held back until
@@ -258,22 +257,21 @@ impl KeeperPort {
         &self,
         supervisor: &Addr<Supervisor>,
     ) -> Result<Option<(Keeper, Holdings)>, KeeperProblem> {
+        let Decision::Start = self.connection.decided(Wish::Find).await else { return Ok(None) };
+        let _turn = Turn(&self.connection);
         let begun = Instant::now();
         let until = begun + find_time(&self.config());
         let mut was_told = false;
         while self.host.has_keeper(&self.state)? {
-            *self.early.borrow_mut() = Some(Vec::new());
+            self.connection.change(|connection| connection.attempt(None, Some(Vec::new())));
             let greeted = match self.host.connect(&self.state) {
                 Ok(wire) => self.greet(wire, supervisor).await,
                 Err(error) => Err(error.into()),
             };
             match greeted {
-                Ok((found, holdings)) => {
-                    *self.keeper.lock().await = Some(found.clone());
-                    return Ok(Some((found, holdings)));
-                }
+                Ok(found) => return Ok(Some(found)),
                 // The next iteration then finds no keeper, and the jobs are treated as those of a dead one.
-                Err(KeeperProblem::Link(LinkError::Silent)) => self.end_silent().await?,
+                Err(KeeperProblem::Link(LinkError::Silent)) => silence::tell_end(self.end_living().await?),
                 Err(problem) if problem.is_passing() && Instant::now() < until => {
                     if !was_told && begun.elapsed() >= FIND_QUIETLY {
                         tracing::info!(
@@ -291,8 +289,7 @@ impl KeeperPort {
 
     /// Dispatches the events held back, in order. Called once the jobs of the found keeper are registered.
     pub(super) fn release(&self) {
-        let early = self.early.borrow_mut().take();
-        for event in early.into_iter().flatten() {
+        for event in self.connection.with(Connection::release) {
             dispatch(&self.registry, event);
         }
     }
@@ -303,12 +300,16 @@ impl KeeperPort {
 
     /// Returns the living keeper, unless there is none or it is just being started.
     pub(super) fn now(&self) -> Option<Keeper> {
-        self.keeper.try_lock().ok()?.clone()
+        self.connection.with(|connection| connection.keeper().cloned())
     }
 
     /// Returns the keeper, if any; starts none. It may have died a moment ago.
     pub(super) async fn living(&self) -> Option<Keeper> {
-        self.keeper.lock().await.clone()
+        if let Decision::Take(keeper) = self.connection.decided(Wish::Living).await {
+            Some(keeper)
+        } else {
+            None
+        }
     }
 
     async fn greet(
@@ -316,17 +317,19 @@ impl KeeperPort {
         wire: KeeperWire,
         supervisor: &Addr<Supervisor>,
     ) -> Result<(Keeper, Holdings), KeeperProblem> {
-        let (registry, early) = (Arc::clone(&self.registry), Rc::clone(&self.early));
-        let supervisor = supervisor.clone();
-        self.is_silent.set(false);
-        self.silence_changed.notify_waiters();
+        let (port, ended, supervisor) = (self.clone(), self.clone(), supervisor.clone());
         let link = KeeperLink::new(
             wire,
-            move |event| match &mut *early.borrow_mut() {
-                Some(early) => early.push(event),
-                None => dispatch(&registry, event),
+            move |event| {
+                if let Some(event) = port.connection.with(|connection| connection.arrived(event)) {
+                    dispatch(&port.registry, event);
+                }
             },
-            move || deliver(&supervisor, KeeperGone),
+            move || {
+                // The link knows of its end, so the state depends on it.
+                ended.connection.wake();
+                deliver(&supervisor, KeeperGone);
+            },
         )?;
         match self.hello(&link).await? {
             Reply::Hello {
@@ -338,11 +341,12 @@ impl KeeperPort {
                 unenforceable,
                 pid,
             } => {
-                self.process.set(self.host.process(pid));
                 self.tell_groups(cgroup.as_deref());
                 self.digest_key.set(digest_key);
                 actix::spawn(self.clone().watch(link.downgrade()));
                 let keeper = Keeper { link, digest_key, unenforceable: unenforceable.into() };
+                let (known, process) = (keeper.clone(), self.host.process(pid));
+                self.connection.change(|connection| connection.connected(known, process));
                 Ok((keeper, Holdings { jobs, remembered }))
             }
             Reply::Hello { version: theirs, .. } => Err(KeeperProblem::OtherVersion { theirs }),

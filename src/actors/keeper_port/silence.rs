@@ -4,14 +4,13 @@
 //! daemon, or keep its jobs for longer than [`ANSWER_TIME`]. The keeper is asked for a sign of life while jobs have not
 //! ended; without them the daemon sleeps.
 
-use std::cell::Cell;
 use std::pin::pin;
-use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{FIND_PAUSE, Keeper, KeeperPort, KeeperProblem};
+use super::connection::{Connection, Decision, Turn, Wish};
+use super::{FIND_PAUSE, KeeperPort, KeeperProblem, Told};
 use crate::error::Chain;
 use crate::keeper::link::{KeeperLink, LinkError, WeakKeeperLink};
 use crate::keeper::protocol::{Reply, Request};
@@ -61,10 +60,6 @@ impl From<Silent> for Refusal {
 /// Time between two lines about a keeper that does not answer: one can be slow again and again.
 const TELL_EVERY: Duration = Duration::from_mins(10);
 
-/// Time of the first attempt to end the keeper. It is kept after a failure, so that the next attempt does not wait
-/// again.
-pub(super) type Ending = Rc<Cell<Option<Instant>>>;
-
 impl KeeperPort {
     /// Like [`KeeperLink::ask`], for requests that are answered at once.
     ///
@@ -74,20 +69,19 @@ impl KeeperPort {
         let mut waited = Duration::ZERO;
         while waited < ANSWER_TIME {
             if let Ok(reply) = timeout(WAKE_AFTER, &mut reply).await {
-                if self.is_silent.replace(false) {
-                    self.silence_changed.notify_waiters();
+                if self.connection.note_silence(false) {
                     tracing::debug!("the keeper answers again");
                 }
                 return reply;
             }
             waited += WAKE_AFTER;
             // A process of a job can stop it again and again.
-            let pid = self.host.wake_keeper(&self.state, self.process.get());
-            if !self.is_silent.replace(true) {
-                self.silence_changed.notify_waiters();
-            }
-            if self.told_silence.get().is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-                self.told_silence.set(Some(Instant::now()));
+            let pid =
+                self.host.wake_keeper(&self.state, self.connection.with(|connection| connection.named()));
+            self.connection.note_silence(true);
+            let told = self.told.get();
+            if told.silence.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+                self.told.set(Told { silence: Some(Instant::now()), ..told });
                 let limit = ANSWER_TIME;
                 tracing::warn!(
                     pid,
@@ -122,14 +116,14 @@ impl KeeperPort {
 
     /// True while the keeper is known not to answer.
     pub(in crate::actors) fn is_silent(&self) -> bool {
-        self.is_silent.get()
+        self.connection.with(|connection| connection.is_silent())
     }
 
     /// Waits until the keeper answers, if it is known not to.
     pub(in crate::actors) async fn answers(&self) -> Result<(), Silent> {
         let answers = async {
-            while self.is_silent.get() {
-                self.silence_changed.notified().await;
+            while self.is_silent() {
+                self.connection.changed().await;
             }
         };
         self.unless_silent(answers).await
@@ -142,8 +136,8 @@ impl KeeperPort {
     ) -> Result<T, Silent> {
         let mut work = pin!(work);
         loop {
-            let changed = self.silence_changed.notified();
-            let is_silent = self.is_silent.get();
+            let changed = self.connection.changed();
+            let is_silent = self.is_silent();
             let passed = async move { if is_silent { sleep(CALL_TIME).await } else { changed.await } };
             tokio::select! {
                 biased;
@@ -151,7 +145,7 @@ impl KeeperPort {
                 () = passed => {}
             }
             // A keeper that answers now and then makes progress.
-            if is_silent && self.is_silent.get() {
+            if is_silent && self.is_silent() {
                 return Err(Silent);
             }
         }
@@ -177,21 +171,8 @@ impl KeeperPort {
     }
 
     pub(in crate::actors) async fn end_silent(&self) -> Result<(), KeeperProblem> {
-        let mut keeper = self.keeper.lock().await;
-        let killed = self.end_living().await?;
-        *keeper = None;
-        let limit = ANSWER_TIME;
-        if let Some(pid) = killed {
-            tracing::error!(
-                pid,
-                ?limit,
-                "the keeper did not answer in time and was killed: the jobs it ran are interrupted; run them again"
-            );
-        } else {
-            tracing::error!(
-                ?limit,
-                "the keeper did not answer in time and has ended: the jobs it ran are interrupted; run them again"
-            );
+        if let Decision::End = self.connection.decided(Wish::EndSilent).await {
+            tell_end(self.end_known().await?);
         }
         Ok(())
     }
@@ -237,17 +218,19 @@ impl KeeperPort {
 
     /// Makes one attempt of [`Self::forget`].
     pub(in crate::actors) async fn try_forget(&self) -> Result<(), KeeperProblem> {
-        self.end_cut_off(&mut *self.keeper.lock().await).await
-    }
-
-    /// Kills a keeper whose connection is over, and forgets it. Usually it is dead already. A living one reports to no
-    /// daemon any more, and it blocks the state folder for the next keeper. Its jobs are interrupted.
-    pub(super) async fn end_cut_off(&self, keeper: &mut Option<Keeper>) -> Result<(), KeeperProblem> {
-        if keeper.as_ref().is_some_and(|keeper| keeper.link.is_over()) {
-            self.end_living().await?;
-            *keeper = None;
+        if let Decision::End = self.connection.decided(Wish::Forget).await {
+            self.end_known().await?;
         }
         Ok(())
+    }
+
+    /// Ends the keeper for [`Decision::End`]. One whose connection is over is usually dead already. A living one reports
+    /// to no daemon any more, and it blocks the state folder for the next keeper. Its jobs are interrupted.
+    pub(super) async fn end_known(&self) -> Result<Option<u32>, KeeperProblem> {
+        let _turn = Turn(&self.connection);
+        let killed = self.end_living().await?;
+        self.connection.change(Connection::ended);
+        Ok(killed)
     }
 
     /// Kills the keeper if it lives, and waits for its end. Returns the pid that was killed. Fails if the keeper still
@@ -255,11 +238,12 @@ impl KeeperPort {
     ///
     /// If this daemon cannot examine the keeper for now, for example because it has no file descriptor left, the keeper
     /// counts as living: its steps may go on.
-    async fn end_living(&self) -> Result<Option<u32>, KeeperProblem> {
-        let since = self.ending.get().unwrap_or_else(Instant::now);
-        self.ending.set(Some(since));
+    pub(super) async fn end_living(&self) -> Result<Option<u32>, KeeperProblem> {
+        let (started, named, since) = self.connection.with(|connection| {
+            (connection.started(), connection.named(), connection.ending_since().unwrap_or_else(Instant::now))
+        });
         // A keeper that hangs in its start may not have its lock yet, and would take it later.
-        let started = self.starting.take().and_then(|process| self.host.kill_started(&process));
+        let started = started.and_then(|process| self.host.kill_started(&process));
         let mut killed = None;
         loop {
             let seen = self.host.has_keeper(&self.state);
@@ -274,7 +258,7 @@ impl KeeperPort {
                 Ok(true) | Err(_) => {}
             }
             if killed.is_none() {
-                killed = self.host.kill_keeper(&self.state, self.process.get());
+                killed = self.host.kill_keeper(&self.state, named);
             }
             if is_late {
                 let lasting = KeeperProblem::Lasting { pid: killed.or(started) };
@@ -282,7 +266,6 @@ impl KeeperPort {
             }
             sleep(FIND_PAUSE).await;
         }
-        self.ending.set(None);
         Ok(killed.or(started))
     }
 
@@ -305,5 +288,22 @@ impl KeeperPort {
             }
         }
         false
+    }
+}
+
+/// Tells the operator that a silent keeper was ended, and the pid if it was killed for that.
+pub(super) fn tell_end(killed: Option<u32>) {
+    let limit = ANSWER_TIME;
+    if let Some(pid) = killed {
+        tracing::error!(
+            pid,
+            ?limit,
+            "the keeper did not answer in time and was killed: the jobs it ran are interrupted; run them again"
+        );
+    } else {
+        tracing::error!(
+            ?limit,
+            "the keeper did not answer in time and has ended: the jobs it ran are interrupted; run them again"
+        );
     }
 }

@@ -10,176 +10,20 @@ fn a_keeper_that_ends_its_jobs_is_waited_for_as_long_as_that_may_take() {
     assert!(find_time(&config) > Duration::from_mins(5 + 2) + GIVE_UP_AFTER);
 }
 
+#[cfg(feature = "failpoints")]
+mod played;
+
 /// Keepers that keep silent, on virtual time.
 #[cfg(feature = "failpoints")]
 mod silent {
     use std::cell::RefCell;
-    use std::io::{Result, Seek};
-    use std::os::unix::net::UnixStream;
-    use std::path::PathBuf;
+    use std::io::Seek;
 
-    use actix::{AsyncContext, Context};
-    use parking_lot::Mutex;
     use rustix::io::Errno;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::task::LocalSet;
 
     use super::super::silence::{ANSWER_TIME, BYE_TIME, WAKE_AFTER};
+    use super::played::{answer, halves, hello, next, play, send};
     use super::*;
-    use crate::keeper::protocol::ToKeeper;
-    use crate::model::ProcessInfo;
-    use crate::process::remains::Remains;
-
-    const STARTED: u32 = 8;
-
-    /// A host with a keeper that accepts connections and never answers.
-    struct Silent(Mutex<Life>);
-
-    struct Life {
-        alive: bool,
-        /// Until then the keeper's process cannot be identified.
-        unknown_until: Instant,
-        /// Until then looking for the keeper fails with this error.
-        unseen: Option<(Errno, Instant)>,
-        woken: Option<Instant>,
-        killed: Option<Instant>,
-        /// True if it answers a Hello.
-        answers: bool,
-        /// True if new keepers hang before they take the lock; `hanging` is the pid of one that does.
-        hangs: bool,
-        hanging: Option<u32>,
-        /// The keeper's ends of its connections.
-        ends: Vec<UnixStream>,
-    }
-
-    impl Silent {
-        fn new() -> Self {
-            Self(Mutex::new(Life {
-                alive: true,
-                unknown_until: Instant::now(),
-                unseen: None,
-                woken: None,
-                killed: None,
-                answers: false,
-                hangs: false,
-                hanging: None,
-                ends: Vec::new(),
-            }))
-        }
-    }
-
-    impl Host for Silent {
-        fn has_keeper(&self, _: &StateDir) -> Result<bool> {
-            let life = self.0.lock();
-            match life.unseen.filter(|(_, until)| Instant::now() < *until) {
-                Some((error, _)) => Err(error.into()),
-                None => Ok(life.alive),
-            }
-        }
-
-        fn connect(&self, _: &StateDir) -> Result<KeeperWire> {
-            let (ours, theirs) = UnixStream::pair()?;
-            let mut life = self.0.lock();
-            if life.answers {
-                tokio::task::spawn_local(answer(theirs.try_clone()?, Duration::ZERO, Duration::ZERO));
-            }
-            life.ends.push(theirs);
-            Ok(KeeperWire::Socket(ours))
-        }
-
-        fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> Result<Started> {
-            let pid = {
-                let mut life = self.0.lock();
-                if life.alive {
-                    // The lock is held: a second keeper ends at once.
-                    return Ok(Started { wire: KeeperWire::Socket(UnixStream::pair()?.0), process: None });
-                }
-                life.alive = !life.hangs;
-                life.hanging = life.hangs.then_some(STARTED);
-                STARTED
-            };
-            let process = Process { pid, parent: 1, group: pid, session: pid, start_time: 1, zombie: false };
-            Ok(Started { wire: self.connect(state)?, process: Some(process) })
-        }
-
-        fn kill_started(&self, started: &Process) -> Option<u32> {
-            let mut life = self.0.lock();
-            life.hanging.take_if(|hanging| *hanging == started.pid)
-        }
-
-        fn kill_keeper(&self, _: &StateDir, _: Option<Process>) -> Option<u32> {
-            let mut life = self.0.lock();
-            if !life.alive || Instant::now() < life.unknown_until {
-                return None;
-            }
-            life.alive = false;
-            life.killed = Some(Instant::now());
-            life.ends.clear();
-            Some(7)
-        }
-
-        fn wake_keeper(&self, _: &StateDir, _: Option<Process>) -> Option<u32> {
-            self.0.lock().woken.get_or_insert_with(Instant::now);
-            Some(7)
-        }
-
-        fn control_group(&self) -> std::result::Result<PathBuf, CgroupError> {
-            Err(CgroupError::NotMounted)
-        }
-
-        fn kill(&self, _: &Remains, _: Duration) -> Vec<u32> {
-            Vec::new()
-        }
-    }
-
-    struct Scene {
-        port: KeeperPort,
-        host: Arc<Silent>,
-        supervisor: Addr<Supervisor>,
-        begun: Instant,
-        _dir: tempfile::TempDir,
-    }
-
-    impl Scene {
-        fn new() -> Self {
-            let dir = tempfile::tempdir().unwrap();
-            let process = ProcessInfo { boot_id: "boot".into(), pid: 1, start_time: 1 };
-            let state = StateDir::open(&dir.path().join("state"), &process).unwrap();
-            let host = Arc::new(Silent::new());
-            let port = KeeperPort::new(state, Arc::default(), Arc::default(), false, Arc::clone(&host) as _)
-                .unwrap();
-            // Nobody reads this mailbox.
-            let supervisor = Context::<Supervisor>::new().address();
-            Self { port, host, supervisor, begun: Instant::now(), _dir: dir }
-        }
-
-        /// A keeper that was greeted before it fell silent.
-        async fn greeted(self) -> Self {
-            let wire = self.host.connect(&self.port.state).unwrap();
-            let link = KeeperLink::new(wire, |_| {}, || {}).unwrap();
-            let keeper = Keeper { link, digest_key: [0; 16], unenforceable: Arc::new([]) };
-            *self.port.keeper.lock().await = Some(keeper);
-            self
-        }
-
-        /// A keeper that was greeted and whose connection is over.
-        async fn cut_off(self) -> Self {
-            let scene = self.greeted().await;
-            scene.host.0.lock().ends.clear();
-            while !scene.port.now().unwrap().link.is_over() {
-                tokio::task::yield_now().await;
-            }
-            scene
-        }
-
-        fn passed(&self, since: Option<Instant>) -> Duration {
-            since.unwrap() - self.begun
-        }
-    }
-
-    async fn play(play: impl AsyncFnOnce(Scene)) {
-        LocalSet::new().run_until(async { play(Scene::new()).await }).await;
-    }
 
     const MOMENT: Duration = Duration::from_millis(100);
 
@@ -227,6 +71,57 @@ mod silent {
             scene.host.0.lock().answers = true;
             let keeper = scene.port.get(&scene.supervisor).await.unwrap();
             assert!(!keeper.link.is_over() && scene.host.0.lock().killed.is_some());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_at_the_same_time_get_one_keeper() {
+        play(async |scene| {
+            {
+                let mut life = scene.host.0.lock();
+                (life.alive, life.answers) = (false, true);
+            }
+            let get = || scene.port.get(&scene.supervisor);
+            let (first, second, living) = tokio::join!(get(), get(), scene.port.living());
+            assert!(first.is_ok() && second.is_ok() && living.is_some());
+            assert_eq!(scene.host.0.lock().ends.len(), 1);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keeper_of_another_version_is_left_alone() {
+        play(async |scene| {
+            let answer = async {
+                tokio::time::sleep(MOMENT).await;
+                let theirs = scene.host.0.lock().ends.remove(0);
+                let (mut read, mut write) = halves(theirs);
+                let asked = next(&mut read).await.unwrap();
+                send(&mut write, asked.id, hello(PROTOCOL_VERSION + 1, [0; 16])).await;
+            };
+            let (found, ()) = tokio::join!(scene.port.find(&scene.supervisor), answer);
+            let Err(KeeperProblem::OtherVersion { theirs }) = found else { panic!("a version is accepted") };
+            assert_eq!(theirs, PROTOCOL_VERSION + 1);
+            assert!(scene.port.living().await.is_none() && scene.host.0.lock().alive);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settings_changed_without_a_keeper_reach_the_next_one() {
+        play(async |scene| {
+            scene.host.0.lock().alive = false;
+            let kill_wait = Duration::from_secs(77);
+            scene.port.configure(Arc::new(Config { kill_wait, ..Config::default() }));
+            let read = async {
+                tokio::time::sleep(MOMENT).await;
+                let theirs = scene.host.0.lock().ends.remove(0);
+                let asked = next(&mut halves(theirs).0).await.unwrap().request;
+                assert!(matches!(&asked, Request::Hello { settings, .. } if settings.kill_wait == kill_wait));
+            };
+            let (got, ()) = tokio::join!(scene.port.get(&scene.supervisor), read);
+            assert!(got.is_err(), "nobody answered");
         })
         .await;
     }
@@ -293,46 +188,6 @@ mod silent {
         .await;
     }
 
-    /// Answers a Hello after `at_hello`, and anything else after `delay`.
-    async fn answer(stream: UnixStream, at_hello: Duration, delay: Duration) {
-        stream.set_nonblocking(true).unwrap();
-        let (mut read, mut write) = tokio::net::UnixStream::from_std(stream).unwrap().into_split();
-        let (answers, mut ready) = tokio::sync::mpsc::unbounded_channel();
-        tokio::task::spawn_local(async move {
-            while let Some((id, reply)) = ready.recv().await {
-                let body = postcard::to_stdvec(&FromKeeper::Reply { id, reply: Ok(reply) }).unwrap();
-                write.write_u32_le(body.len() as u32).await.unwrap();
-                write.write_all(&body).await.unwrap();
-            }
-        });
-        while let Ok(len) = read.read_u32_le().await {
-            let mut body = vec![0; len as usize];
-            read.read_exact(&mut body).await.unwrap();
-            let ToKeeper { id, request } = postcard::from_bytes(&body).unwrap();
-            let (delay, reply) = match request {
-                Request::Hello { version, digest_key, .. } => (at_hello, hello(version, digest_key)),
-                _ => (delay, Reply::Done),
-            };
-            let answers = answers.clone();
-            tokio::task::spawn_local(async move {
-                tokio::time::sleep(delay).await;
-                answers.send((id, reply)).ok();
-            });
-        }
-    }
-
-    fn hello(version: u32, digest_key: [u8; 16]) -> Reply {
-        Reply::Hello {
-            version,
-            pid: STARTED,
-            cgroup: None,
-            jobs: Vec::new(),
-            remembered: Vec::new(),
-            digest_key,
-            unenforceable: Vec::new(),
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_takes_its_time_is_waited_for_while_the_keeper_answers_others() {
         play(async |scene| {
@@ -386,6 +241,31 @@ mod silent {
             let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
             assert!(matches!(asked, Err(LinkError::Silent)), "{asked:?}");
             assert!(scene.begun.elapsed() < 2 * ANSWER_TIME && scene.host.0.lock().woken.is_some());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_are_taken_again_once_a_silent_keeper_was_ended() {
+        play(async |scene| {
+            let scene = scene.greeted().await;
+            let link = scene.port.now().unwrap().link;
+            let key = crate::model::JobId::parse("1").unwrap().key();
+            let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
+            assert!(matches!(asked, Err(LinkError::Silent)), "{asked:?}");
+            assert!(scene.port.is_silent() && scene.port.answers().await.is_err());
+            scene.port.end_silent().await.unwrap();
+            assert!(!scene.port.is_silent() && scene.port.answers().await.is_ok());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_are_taken_again_after_a_new_keeper_kept_silent() {
+        play(async |scene| {
+            scene.host.0.lock().alive = false;
+            assert!(scene.port.get(&scene.supervisor).await.is_err());
+            assert!(!scene.port.is_silent() && scene.port.answers().await.is_ok());
         })
         .await;
     }
