@@ -1,4 +1,4 @@
-//! The actors: thin shells around the pure core (architecture.md).
+//! The actors: a thin layer that performs what the pure core decides (architecture.md).
 //!
 //! [`supervisor::Supervisor`] admits, finishes and reaps jobs. A [`job::JobActor`] drives one job's machine and
 //! performs its effects. A [`step::StepActor`] owns one running process. [`log_sink::LogSink`] and

@@ -1,7 +1,7 @@
 //! The keeper's decisions, as a value: requests, events and the current time become a list of actions.
 //!
 //! ```text
-//!  request, event, now ──► Core ──► Action, Action, … ──► shell: processes, pipes, log files, connection
+//!  request, event, now ──► Core ──► Action, Action, … ──► runtime: processes, pipes, log files, connection
 //!                           ▲                                │
 //!                           └──── answers, as events ◄───────┘
 //! ```
@@ -13,10 +13,9 @@
 //! with processes of its own.
 //!
 //! - [`Core`] (`state`) is all jobs; `requests` performs what the daemon asks for; `record` holds a job's events;
-//! - [`Job`] is one job; `gate` lets its requests wait; `process` and `steps` are its steps, each by its number; `stopping` ends single
-//!   steps; `closing`
-//!   is its end, and `ending` the ladder;
-//! - [`Action`] and [`Event`] are the border to the shell, [`Body`] what a shell keeps beside each job.
+//! - [`Job`] is one job; `gate` lets its requests wait; `process` and `steps` are its steps, each by its number;
+//!   `stopping` ends single steps; `closing` is its end, and `ending` the ladder;
+//! - [`Action`] and [`Event`] are the border to the runtime, [`Body`] what the runtime keeps beside each job.
 
 mod action;
 mod closing;

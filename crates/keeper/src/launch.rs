@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::shell::setup::{IDENTITY, KeeperIdentity};
+use super::runtime::setup::{IDENTITY, KeeperIdentity};
 use step_runner_model::error::Chain;
 use step_runner_process::cgroup::CgroupMode;
 use step_runner_process::host::{self, SoftLimits};

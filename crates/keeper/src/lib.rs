@@ -5,19 +5,19 @@
 //!
 //! ```text
 //!                requests, events           ┌ job ── step ── process, pipes ─► mask ─► frame ─► log file
-//!  daemon ◄────────────────► shell ◄► core ─┤
+//!  daemon ◄──────────────► runtime ◄► core ─┤
 //!   (link)  replies, events  acts   decides └ job …
 //! ```
 //!
 //! - [`protocol`] defines the messages; [`link`] is the daemon's end, and [`launch`] gets a daemon its keeper;
 //! - [`core`] decides, as a value without descriptors and clock;
-//! - `shell` acts: one thread, one epoll, and all that the system gives.
+//! - `runtime` acts: one thread, one epoll, and all that the system gives.
 
 pub mod core;
 pub mod launch;
 pub mod link;
 pub mod protocol;
-mod shell;
+mod runtime;
 
-pub use shell::setup::{KeeperFailure, KeeperIdentity, KeeperOptions};
-pub use shell::{UNFINISHED_EVERY, run};
+pub use runtime::setup::{KeeperFailure, KeeperIdentity, KeeperOptions};
+pub use runtime::{UNFINISHED_EVERY, run};

@@ -1,6 +1,6 @@
-//! The actions that the core asks its shell to perform.
+//! The actions that the core asks its runtime to perform.
 //!
-//! The shell performs actions in the order in which [`Core::next_action`](super::Core::next_action) returns them.
+//! The runtime performs actions in the order in which [`Core::next_action`](super::Core::next_action) returns them.
 //! Some actions are questions, which an [`Event`](super::Event) answers. The actions that follow from an answer come
 //! before those that were requested after the question.
 
@@ -20,7 +20,7 @@ pub struct ReplyTo {
     pub id: u64,
 }
 
-/// An action for the shell.
+/// An action for the runtime.
 pub enum Action {
     /// Answer a request.
     Reply {
@@ -29,7 +29,7 @@ pub enum Action {
         /// The answer.
         reply: Result<Reply, KeeperError>,
     },
-    /// Answer Hello: the shell adds what it knows of the host.
+    /// Answer Hello: the runtime adds what it knows of the host.
     Greet {
         /// Receiver of the reply.
         to: ReplyTo,
@@ -63,7 +63,7 @@ pub enum Action {
     /// Send all queued frames now, because what follows may take time.
     Flush,
     /// Open the log of a new job and prepare its phrases. The answer is a call of
-    /// [`Core::registered`](super::Core::registered), unless that fails: then the shell replies.
+    /// [`Core::registered`](super::Core::registered), unless that fails: then the runtime replies.
     Register {
         /// Number of the new job.
         serial: Serial,
@@ -83,7 +83,7 @@ pub enum Action {
     Job(Serial, JobAction),
 }
 
-/// An action for the shell that concerns one job.
+/// An action for the runtime that concerns one job.
 pub enum JobAction {
     /// Write a line of the daemon or the keeper to the log.
     Line(LogChannel, String),

@@ -1,4 +1,4 @@
-//! The events of a job. The shell passes them to the core, as its own observations or as answers to actions.
+//! The events of a job. The runtime passes them to the core, as its own observations or as answers to actions.
 
 use std::time::Instant;
 
@@ -60,7 +60,7 @@ pub enum Event {
     EndDue,
 }
 
-/// The job's log as the shell sees it.
+/// The job's log as the runtime sees it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogView {
     /// Inode of the file.

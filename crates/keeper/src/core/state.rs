@@ -13,7 +13,7 @@ use step_runner_model::{JobKey, Outcome, Recent};
 /// often.
 const LENGTHS_EVERY: Duration = Duration::from_millis(5);
 
-/// The shell's part of a job: descriptors, processes, the log.
+/// The runtime's part of a job: descriptors, processes, the log.
 pub trait Body {
     /// Returns the state of the job's log at this moment.
     fn log(&self) -> LogView;
@@ -22,11 +22,11 @@ pub trait Body {
     fn due(&self) -> Option<Instant>;
 }
 
-/// A job and the shell's part of it.
+/// A job and the runtime's part of it.
 pub struct Registered<B> {
     /// The job.
     pub job: Job,
-    /// The shell's part.
+    /// The runtime's part.
     pub body: B,
 }
 
@@ -83,7 +83,7 @@ impl<B: Body> Core<B> {
         self.jobs.get(&serial).map(Box::as_ref)
     }
 
-    /// Returns a job by its number, for its shell.
+    /// Returns a job by its number, for its runtime.
     pub fn get_mut(&mut self, serial: Serial) -> Option<&mut Registered<B>> {
         self.jobs.get_mut(&serial).map(Box::as_mut)
     }

@@ -276,7 +276,7 @@ impl Job {
         true
     }
 
-    /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the shell
+    /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the runtime
     /// reports. The job's other processes cannot be told from those of other killed reapers, so all are killed.
     pub(super) fn reaper_lost(&mut self, step: Option<u32>, out: &mut Actions) {
         const WHAT: &str =

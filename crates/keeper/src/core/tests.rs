@@ -1,4 +1,4 @@
-//! Properties of the core over random requests, exits and times, with a shell that only keeps count.
+//! Properties of the core over random requests, exits and times, with a runtime that only keeps count.
 
 mod stage;
 

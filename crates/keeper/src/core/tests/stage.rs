@@ -1,6 +1,6 @@
-//! A daemon and a shell that keep count: what happens is played to the core, and what must not be is noted.
+//! A daemon and a runtime that keep count: what happens is played to the core, and what must not be is noted.
 
-mod shell;
+mod runtime;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ struct Whims {
     is_deaf: bool,
 }
 
-/// This shell's part of a job.
+/// This runtime's part of a job.
 #[derive(Default)]
 struct Count {
     running: Vec<Running>,

@@ -1,6 +1,6 @@
 //! The part of the keeper that acts: one thread and one epoll, its connection, the processes, pipes and logs of its jobs.
 //!
-//! The shell decides nothing about jobs: it tells the [core](super::core) what it observed, and performs what that
+//! The runtime decides nothing about jobs: it tells the [core](super::core) what it observed, and performs what that
 //! asks for.
 //!
 //! - `server` is the event loop; `observe` and `perform` are the border to the core; `connection` is the socket; `peer`

@@ -1,4 +1,4 @@
-//! The shell's part of each job, and the actions of the core on it.
+//! The runtime's part of each job, and the actions of the core on it.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The shell in the property tests: its answers, its complaints, and the time that passes.
+//! The runtime in the property tests: its answers, its complaints, and the time that passes.
 
 use std::time::Instant;
 
