@@ -101,21 +101,21 @@ pub(crate) fn drive(mut machine: Machine, mut effects: Vec<Effect>) -> usize {
 
 fn answer(effect: &Effect) -> Option<Event> {
     match effect {
-        Effect::Fetch { call, reference, .. } => {
+        Effect::Fetch { process, reference, .. } => {
             let Reference::Local { path, .. } = &**reference else { return None };
             let (dir, text) = (path.clone(), FUNCTION.to_owned());
             let found = Fetched { path: format!("{dir}/step.yml"), dir, text, tree: None, version: None };
-            Some(Event::Fetched { call: *call, result: Ok(found) })
+            Some(Event::Fetched { process: *process, result: Ok(found) })
         }
         Effect::Spawn(spawn) => Some(Event::Exited {
-            call: spawn.call,
+            process: spawn.process,
             end: ProcessEnd::Exited(ExitStatus::Code(0)),
             shell: None,
             outputs: None,
             exports: None,
             ran: None,
         }),
-        Effect::Clear { step, .. } => Some(Event::Cleared { step: *step }),
+        Effect::Clear { call, .. } => Some(Event::Cleared { call: *call }),
         _ => None,
     }
 }

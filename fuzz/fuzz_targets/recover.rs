@@ -63,7 +63,7 @@ fuzz_target!(|input: [(u8, u16, Vec<u8>); 5]| {
 
     let journal = [
         Event::Started { at: 1, boot: None },
-        Event::StepStarted { step: 1, pgid: 2, pid: 2, start_time: 3 },
+        Event::StepStarted { process: 1, pgid: 2, pid: 2, start_time: 3 },
     ];
     let mut steps = Vec::new();
     append_record(b"result", &mut steps).expect("short enough");

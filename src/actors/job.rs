@@ -41,7 +41,7 @@ use super::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::event::{CallId, Event};
+use crate::job::event::{CallId, Event, ProcessNumber};
 use crate::job::machine::Machine;
 use crate::job::reaper::Moment;
 use crate::job::record::Recorder;
@@ -109,11 +109,11 @@ pub(crate) struct JobActor {
     trace_sink: Addr<TraceSink>,
     encode: Encode,
     /// The actors of the processes under way.
-    steps: BTreeMap<CallId, Addr<StepActor>>,
+    steps: BTreeMap<ProcessNumber, Addr<StepActor>>,
     /// Starts that other threads prepare.
-    starting: BTreeMap<CallId, GivenUp>,
+    starting: BTreeMap<ProcessNumber, GivenUp>,
     /// The fetches of functions under way.
-    fetching: BTreeMap<CallId, SpawnHandle>,
+    fetching: BTreeMap<ProcessNumber, SpawnHandle>,
     /// The steps under way, for Status.
     open: OpenSteps,
     /// Timer of the next attempt to find a keeper for a waiting job.
@@ -375,12 +375,12 @@ impl Handler<KeeperEventArrived> for JobActor {
                     state.used(over.ran.usage);
                 });
                 if let Some(over) = self.driver.step_ended(over)
-                    && let Some(step) = self.steps.get(&over.step)
+                    && let Some(step) = self.steps.get(&over.process)
                 {
                     deliver(step, Ended(over));
                 }
             }
-            KeeperEvent::Cleared(step) => self.handle_event(Event::Cleared { step }, ctx),
+            KeeperEvent::Cleared(call) => self.handle_event(Event::Cleared { call }, ctx),
             KeeperEvent::Closed(closed) => {
                 if let Some(job) = self.driver.closed(closed) {
                     self.end(job, ctx);

@@ -403,11 +403,11 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
         }
         FromKeeper::StepEnded { key, over } => {
             if let Some((view, _)) = registry.by_key(key) {
-                view.trace.expect_end(over.step, over.ran.log_len);
+                view.trace.expect_end(over.process, over.ran.log_len);
             }
             tell(registry, key, KeeperEvent::StepEnded(over));
         }
-        FromKeeper::Cleared { key, step } => tell(registry, key, KeeperEvent::Cleared(step)),
+        FromKeeper::Cleared { key, call } => tell(registry, key, KeeperEvent::Cleared(call)),
         FromKeeper::Closed { key, closed } => tell(registry, key, KeeperEvent::Closed(closed)),
         FromKeeper::Storage { key, storage } => {
             if let Some((view, _)) = registry.by_key(key) {

@@ -168,7 +168,7 @@ impl StepActor {
         }
         let step = SpawnStep {
             key: *key,
-            step: spawn.call,
+            process: spawn.process,
             slot: spawn.slot,
             name: spawn.name.clone(),
             program,
@@ -204,10 +204,10 @@ impl StepActor {
     /// Sends the job the end of the process and the contents of its files.
     fn tell(&mut self, end: ProcessEnd, contents: Option<[FileContent; 2]>, ctx: &mut Context<Self>) {
         let (outputs, exports) = contents.map(|[outputs, exports]| (outputs, exports)).unzip();
-        let (call, shell) = (self.task.spawn.call, self.shell.take());
+        let (process, shell) = (self.task.spawn.process, self.shell.take());
         self.done = true;
         let (ran, closes) = (self.ran, self.closes);
-        let ended = EndedStep { call, end, shell, outputs, exports, ran, closes };
+        let ended = EndedStep { process, end, shell, outputs, exports, ran, closes };
         deliver(&self.task.job, StepDone(ended));
         ctx.stop();
     }

@@ -21,7 +21,7 @@ use super::sync_group::{Growing, SyncGroup};
 use super::watched::{Seen, Watched};
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::event::CallId;
+use crate::job::event::ProcessNumber;
 use crate::model::{Reason, Refusal, StepResult};
 use crate::store::{JobFolder, StepsFile, StoreError};
 pub use cursor::{EventCursor, TraceCursor, TracePart};
@@ -155,13 +155,13 @@ impl TraceFeed {
     }
 
     /// Notes that the process of a step has ended, by the keeper's report: its end comes at this place.
-    pub(super) fn expect_end(&self, step: CallId, log_len: u64) {
-        self.places.lock().expected.push((step, log_len));
+    pub(super) fn expect_end(&self, process: ProcessNumber, log_len: u64) {
+        self.places.lock().expected.push((process, log_len));
     }
 
-    /// Forgets expected ends of steps for which `is_told` holds: their events have their places.
-    pub(super) fn forget_ends(&self, is_told: impl Fn(CallId) -> bool) {
-        self.places.lock().expected.retain(|(step, _)| !is_told(*step));
+    /// Forgets expected ends of processes for which `is_told` holds: their events have their places.
+    pub(super) fn forget_ends(&self, is_told: impl Fn(ProcessNumber) -> bool) {
+        self.places.lock().expected.retain(|(process, _)| !is_told(*process));
     }
 
     /// Notes that all events so far are written.

@@ -13,8 +13,8 @@
 //! with processes of its own.
 //!
 //! - [`Core`] (`state`) is all jobs; `requests` performs what the daemon asks for; `record` holds a job's events;
-//! - [`Job`] is one job; `gate` lets its requests wait; `process` and `steps` are its steps, each by its number;
-//!   `stopping` ends single steps; `closing` is its end, and `ending` the ladder;
+//! - [`Job`] is one job; `gate` lets its requests wait; `process` and `steps` are its steps, each by the number of its
+//!   process; `stopping` ends single steps; `closing` is its end, and `ending` the ladder;
 //! - [`Action`] and [`Event`] are the border to the runtime, [`Body`] what the runtime keeps beside each job.
 
 mod action;

@@ -5,9 +5,9 @@
 //! connection replaces an older one (the daemon's state lock makes sure there is one daemon).
 //!
 //! **Every request may be repeated.** [`Request::Register`] is idempotent by key, [`Request::Record`] by `seq`. Lines,
-//! phrases and the close are idempotent by `op`, starts by the number of the step: `op` is a number that counts up within a job and is the same when a
-//! later daemon replays the job. The keeper ignores an `op` it has already done, so nothing is spawned or written
-//! twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
+//! phrases and the close are idempotent by `op`, starts by the number of the process: `op` is a number that counts up
+//! within a job and is the same when a later daemon replays the job. The keeper ignores an `op` it has already done, so
+//! nothing is spawned or written twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
 //!
 //! Ends of steps and jobs are *state*, not only messages. The keeper keeps them until [`Request::Drop`] and repeats
 //! them in [`Request::Resume`], so nothing is lost if a daemon dies between an exit and hearing of it.
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use step_runner_model::{JobKey, LogChannel, ResourceLimits, Unenforceable};
+use step_runner_model::{CallId, JobKey, LogChannel, ProcessNumber, ResourceLimits, Unenforceable};
 use step_runner_process::cgroup::Usage;
 
 pub use ends::{Closed, StartPart, StepEnd, StepEnded};
@@ -95,8 +95,8 @@ pub enum Request {
     Stop {
         /// The job.
         key: JobKey,
-        /// The step.
-        step: u32,
+        /// Its process.
+        process: ProcessNumber,
         /// Time until SIGKILL, counted from the first request to stop the step.
         grace: Duration,
     },
@@ -105,10 +105,10 @@ pub enum Request {
     Clear {
         /// The job.
         key: JobKey,
-        /// The step that waits for it.
-        step: u32,
-        /// The steps that have left them.
-        steps: Vec<u32>,
+        /// The call that waits for it.
+        call: CallId,
+        /// The processes of the steps that have left them.
+        processes: Vec<ProcessNumber>,
         /// Time until SIGKILL.
         grace: Duration,
     },
@@ -118,8 +118,8 @@ pub enum Request {
         key: JobKey,
         /// See the module's text.
         op: u32,
-        /// The steps.
-        steps: Vec<u32>,
+        /// The processes of the steps.
+        processes: Vec<ProcessNumber>,
     },
     /// Last request of a job (service.md §6.1, "Job", 2–5): end what it left running, flush, write `lines`, close the
     /// log. Answered by [`FromKeeper::Closed`].
@@ -221,8 +221,8 @@ pub struct RegisterJob {
 pub struct SpawnStep {
     /// The job.
     pub key: JobKey,
-    /// Number of the step within the job, counted by its machine. A step that was asked for before is not started again.
-    pub step: u32,
+    /// Number of the process, counted by the job's machine. A process that was asked for before is not started again.
+    pub process: ProcessNumber,
     /// Number of the stream that it writes, 1 to 14 (flow.md §5).
     pub slot: u8,
     /// Name for the line about left-over processes.
@@ -277,8 +277,8 @@ pub enum FromKeeper {
     Cleared {
         /// The job.
         key: JobKey,
-        /// The step that waits for it.
-        step: u32,
+        /// The call that waits for it.
+        call: CallId,
     },
     /// A line for the operator's log, without secrets.
     Notice(String),
@@ -382,8 +382,8 @@ pub struct RegisteredJob {
     pub last_op: u32,
     /// Steps that were started and are over, in order.
     pub over: Vec<StepEnded>,
-    /// Steps that were asked for and are not over.
-    pub running: Vec<u32>,
+    /// Processes that were asked for and have not ended.
+    pub running: Vec<ProcessNumber>,
     /// Set if the log is closed.
     pub closed: Option<Closed>,
     /// Inode of the log file.

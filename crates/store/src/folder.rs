@@ -10,7 +10,7 @@ use super::state_dir::{Shared, StateDir};
 use super::{JobRecord, StoreError};
 use step_runner_log::journal;
 use step_runner_log::journal::event::{End, Event};
-use step_runner_model::JobKey;
+use step_runner_model::{JobKey, ProcessNumber};
 use step_runner_system::{failpoint, files};
 
 /// Largest `job.json` that is read. The id is short; number and length of the file variables' paths are bounded.
@@ -28,7 +28,7 @@ pub struct JobFolder {
     pub(super) name: Arc<str>,
 }
 
-/// Files of an invocation in which secrets can be: what it returns, its script, the inputs of a builtin.
+/// Files of an attempt in which secrets can be: what it returns, its script, the inputs of a builtin.
 const STEP_FILES: [&CStr; 4] = [c"output", c"export", c"script", c"inputs"];
 
 impl StateDir {
@@ -188,12 +188,12 @@ impl JobFolder {
         }
     }
 
-    /// Removes the files of an invocation, `tmp/CALL`. If a step has put many or large files beside them, some of these stay
+    /// Removes the files of an attempt, `tmp/PROCESS`. If a step has put many or large files beside them, some of these stay
     /// until the job's end. A step may have replaced any of the folders by a link: none is followed.
-    pub fn remove_step_files(&self, call: u32) -> Result<(), StoreError> {
+    pub fn remove_step_files(&self, process: ProcessNumber) -> Result<(), StoreError> {
         let remove = || {
             let tmp = files::open_dir(self.open()?, "tmp")?;
-            let name = CString::new(call.to_string())?;
+            let name = CString::new(process.to_string())?;
             let own = files::open_dir(&tmp, name.as_c_str())?;
             // Remove these first: they can hold secrets, and there may be too much else to remove now.
             for file in STEP_FILES {
@@ -203,7 +203,7 @@ impl JobFolder {
         };
         match remove() {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(self.error("remove", &format!("tmp/{call}"))(error))
+                Err(self.error("remove", &format!("tmp/{process}"))(error))
             }
             _ => Ok(()),
         }

@@ -16,7 +16,7 @@ use super::{JobFolder, JobRecord, Removed, StateDir, StoreError};
 use step_runner_log::journal::event::{End, Event};
 use step_runner_log::journal::{DamageKind, MAX_FILE, Reader};
 use step_runner_model::error::Chain;
-use step_runner_model::{JobId, JobKey};
+use step_runner_model::{JobId, JobKey, ProcessNumber};
 use step_runner_system::files;
 
 /// An entry of `jobs/`.
@@ -80,8 +80,8 @@ pub struct Journal {
 /// §6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leftover {
-    /// The step.
-    pub step: u32,
+    /// Its number in the job.
+    pub process: ProcessNumber,
     /// Process group.
     pub pgid: u32,
     /// Its leader.
@@ -112,12 +112,12 @@ impl Journal {
                 (self.started, self.started_boot) = (Some(at), boot);
             }
             Event::File { path, device, inode } => self.files.push((path, device, inode)),
-            Event::StepStarted { step, pgid, pid, start_time } => {
-                self.processes.push(Leftover { step, pgid, pid, start_time, ended: false });
+            Event::StepStarted { process, pgid, pid, start_time } => {
+                self.processes.push(Leftover { process, pgid, pid, start_time, ended: false });
             }
-            Event::StepEnded { step, .. } => {
-                self.processes.iter_mut().filter(|process| process.step == step).for_each(|process| {
-                    process.ended = true;
+            Event::StepEnded { process, .. } => {
+                self.processes.iter_mut().filter(|left| left.process == process).for_each(|left| {
+                    left.ended = true;
                 });
             }
             Event::Cancel { cause } => self.cancel = self.cancel.or(Some(cause)),

@@ -41,7 +41,7 @@ pub(in crate::actors) use waiting::{NotRegistered, RegisteredRequest};
 
 use crate::actors::sync_group::NotSynced;
 use crate::job::effect::Effect;
-use crate::job::event::{CallId, Event, TimerId};
+use crate::job::event::{Event, ProcessNumber, TimerId};
 use crate::job::results::ResultTree;
 use crate::keeper::protocol::{Closed, StepEnded};
 use crate::model::CancelCause;
@@ -59,7 +59,7 @@ pub(super) struct Driver {
     /// Effects to perform, in order.
     queue: VecDeque<Effect>,
     /// Stops of running processes. They wait for nothing: a slow disk must not hold them up.
-    stops: VecDeque<(CallId, Duration)>,
+    stops: VecDeque<(ProcessNumber, Duration)>,
     /// Number of awaits under way. The next effect is performed when it is 0.
     awaits: usize,
     /// True if the keeper died during an await.
@@ -69,9 +69,9 @@ pub(super) struct Driver {
     /// Results of the steps so far.
     tree: ResultTree,
     /// Processes that steps' actors watch.
-    processes: BTreeSet<CallId>,
+    processes: BTreeSet<ProcessNumber>,
     /// Processes that had an actor.
-    launched: BTreeSet<CallId>,
+    launched: BTreeSet<ProcessNumber>,
     /// Set if the job's data may not be on the disk.
     storage_loss: Option<NotSynced>,
 }
@@ -227,7 +227,7 @@ impl Driver {
         };
         self.start_running();
         let event = match self.phase.last_step() {
-            Some((call, status, ran)) => Event::returned_nothing(call, status, None, Some(ran)),
+            Some((process, status, ran)) => Event::returned_nothing(process, status, None, Some(ran)),
             None => Event::Broken { message },
         };
         Reaction::Handle(Box::new(event))
@@ -290,11 +290,11 @@ impl Driver {
 
     /// Takes the keeper's report of a process. Returns it if it must go to the step's actor now.
     pub(super) fn step_ended(&mut self, over: StepEnded) -> Option<StepEnded> {
-        if self.processes.contains(&over.step) {
+        if self.processes.contains(&over.process) {
             self.phase.note_last_step(&over);
             return Some(over);
         }
-        if !self.launched.contains(&over.step) {
+        if !self.launched.contains(&over.process) {
             // The replay has not reached this start yet, because the disk refuses an earlier result.
             self.phase.note_last_step(&over);
             self.reports.over.push(over);
@@ -303,8 +303,8 @@ impl Driver {
     }
 
     /// Notes that a step's actor is there for this process. Returns the report of its end if that came earlier.
-    pub(super) fn launched(&mut self, call: CallId) -> Option<StepEnded> {
-        let at = self.reports.over.iter().position(|over| over.step == call)?;
+    pub(super) fn launched(&mut self, process: ProcessNumber) -> Option<StepEnded> {
+        let at = self.reports.over.iter().position(|over| over.process == process)?;
         let over = self.reports.over.swap_remove(at);
         self.phase.note_last_step(&over);
         Some(over)

@@ -19,7 +19,7 @@ use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
 use crate::job::effect::{Program, Spawn, StepNote};
-use crate::job::event::{CallId, Event};
+use crate::job::event::{Event, ProcessNumber};
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{KeeperError, Request};
 use crate::model::{LogChannel, Outcome, StepOutcome, StepResult};
@@ -45,7 +45,7 @@ impl JobActor {
             self.perform(action, ctx);
         }
         if self.driver.is_settled() {
-            self.view.trace.forget_ends(|step| !self.driver.is_watching(step));
+            self.view.trace.forget_ends(|process| !self.driver.is_watching(process));
         }
     }
 
@@ -63,21 +63,21 @@ impl JobActor {
                     tracing::warn!(error = %Chain(&error), job = %self.view.id, "files of a function were not made");
                 }
             }
-            Action::RemoveFiles(call) => self.remove_files_of(call),
-            Action::Fetch { call, reference, inside, environment } => {
+            Action::RemoveFiles(process) => self.remove_files_of(process),
+            Action::Fetch { process, reference, inside, environment } => {
                 let (fetcher, job) = (Arc::clone(&self.context.fetcher), self.key());
                 let found = async move { fetcher.find(job, *reference, inside, environment).await };
-                self.fetch(call, found, ctx);
+                self.fetch(process, found, ctx);
             }
-            Action::StopFetch(call) => self.stop_fetch(call, ctx),
+            Action::StopFetch(process) => self.stop_fetch(process, ctx),
             Action::Spawn { is_asked, spawn } => self.spawn(is_asked, spawn, ctx),
-            Action::Stop { call, grace } => self.stop(call, grace),
-            Action::ShowProcesses { op, calls } => {
-                self.link.tell_short(Request::ShowProcesses { key: self.key(), op, steps: calls });
+            Action::Stop { process, grace } => self.stop(process, grace),
+            Action::ShowProcesses { op, processes } => {
+                self.link.tell_short(Request::ShowProcesses { key: self.key(), op, processes });
             }
-            Action::Clear { step, calls } => {
+            Action::Clear { call, processes } => {
                 let grace = self.context.config().leftover_grace;
-                self.link.tell_short(Request::Clear { key: self.key(), step, steps: calls, grace });
+                self.link.tell_short(Request::Clear { key: self.key(), call, processes, grace });
             }
             Action::Wake { timer, at } => {
                 let after = Duration::from_micros(at.saturating_sub(clock::boot_micros()));
@@ -93,20 +93,20 @@ impl JobActor {
     }
 
     /// Stops a process, or gives up its start.
-    fn stop(&self, call: CallId, grace: Duration) {
-        match self.starting.get(&call) {
+    fn stop(&self, process: ProcessNumber, grace: Duration) {
+        match self.starting.get(&process) {
             Some(given_up) => given_up.give_up(),
-            None => self.link.tell_short(Request::Stop { key: self.key(), step: call, grace }),
+            None => self.link.tell_short(Request::Stop { key: self.key(), process, grace }),
         }
     }
 
-    /// Removes the files of an invocation once its record is in the keeper's socket. Without that record, a later
+    /// Removes the files of an attempt once its record is in the keeper's socket. Without that record, a later
     /// daemon would have to read the files again.
-    fn remove_files_of(&self, call: CallId) {
+    fn remove_files_of(&self, process: ProcessNumber) {
         let (recorded, folder) = (self.link.sent(), self.folder.clone());
         actix::spawn(async move {
             if recorded.await.is_ok()
-                && let Err(error) = folder.remove_step_files(call)
+                && let Err(error) = folder.remove_step_files(process)
             {
                 tracing::debug!(error = %Chain(&error), "files of a step stay until the job's end");
             }
@@ -181,13 +181,13 @@ impl JobActor {
     }
 
     fn spawn(&mut self, is_asked: bool, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
-        let call = spawn.call;
+        let process = spawn.process;
         let is_small = is_asked || is_small(&spawn);
         self.is_large |= !is_small;
         let task = self.task(is_asked, spawn, ctx);
         let is_at_hand = is_asked || task.is_at_hand();
         if is_small && is_at_hand {
-            return self.launch(call, StepActor::prepare(task));
+            return self.launch(process, StepActor::prepare(task));
         }
         self.spawn_later(task, is_at_hand, ctx);
     }
@@ -195,7 +195,7 @@ impl JobActor {
     /// Prepares a start on another thread, because it takes long, or because the program or the working directory may be on
     /// a file system that does not answer. A stop of the step or the keeper's death ends the wait. Other steps go on.
     fn spawn_later(&mut self, task: StepTask, is_at_hand: bool, ctx: &mut Context<Self>) {
-        let (call, given_up) = (task.spawn.call, GivenUp::default());
+        let (process, given_up) = (task.spawn.process, GivenUp::default());
         let without_content = Box::new(task.spawn.without_content());
         let refused = self.task(task.is_asked, without_content, ctx);
         let task = StepTask { given_up: Some(Arc::clone(&given_up.flag)), ..task };
@@ -205,7 +205,7 @@ impl JobActor {
             threads::run(Work::Lookups, move || StepActor::prepare_after_lookups(task))
         };
         let ends = Arc::clone(&given_up.notify).notified_owned();
-        self.starting.insert(call, given_up);
+        self.starting.insert(process, given_up);
         let prepared = async move {
             tokio::select! {
                 prepared = prepared => prepared.unwrap_or_else(|error| again_panic(error)),
@@ -213,9 +213,9 @@ impl JobActor {
             }
         };
         ctx.spawn(prepared.into_actor(self).map(move |prepared, job, _| {
-            job.starting.remove(&call);
+            job.starting.remove(&process);
             let step = prepared.unwrap_or_else(|| StepActor::give_up(refused));
-            job.launch(call, step);
+            job.launch(process, step);
         }));
     }
 
@@ -244,13 +244,13 @@ impl JobActor {
     }
 
     /// Starts the actor of a process.
-    fn launch(&mut self, call: CallId, mut step: StepActor) {
+    fn launch(&mut self, process: ProcessNumber, mut step: StepActor) {
         step.send();
         let step = step.start();
-        if let Some(over) = self.driver.launched(call) {
+        if let Some(over) = self.driver.launched(process) {
             deliver(&step, Ended(over));
         }
-        self.steps.insert(call, step);
+        self.steps.insert(process, step);
     }
 
     /// Shows what has happened to a step, and stores it.
@@ -430,7 +430,7 @@ impl Handler<StepDone> for JobActor {
 
     fn handle(&mut self, StepDone(step): StepDone, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::step_done");
-        self.steps.remove(&step.call);
+        self.steps.remove(&step.process);
         let event = self.driver.step_done(step);
         self.handle_event(event, ctx);
     }

@@ -5,26 +5,26 @@ use std::future::Future;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
 
 use super::JobActor;
-use crate::job::event::{CallId, Event, FetchFailure, Fetched};
+use crate::job::event::{Event, FetchFailure, Fetched, ProcessNumber};
 
 impl JobActor {
     /// Awaits the fetched function in the background. Other messages (a cancel) are handled meanwhile.
     pub(super) fn fetch(
         &mut self,
-        call: CallId,
+        process: ProcessNumber,
         found: impl Future<Output = Result<Fetched, FetchFailure>> + 'static,
         ctx: &mut Context<Self>,
     ) {
         let answered = found.into_actor(self).map(move |result, job, ctx| {
-            job.fetching.remove(&call);
-            job.handle_event(Event::Fetched { call, result }, ctx);
+            job.fetching.remove(&process);
+            job.handle_event(Event::Fetched { process, result }, ctx);
         });
-        self.fetching.insert(call, ctx.spawn(answered));
+        self.fetching.insert(process, ctx.spawn(answered));
     }
 
     /// Gives up a fetch: nobody waits for the function any more.
-    pub(super) fn stop_fetch(&mut self, call: CallId, ctx: &mut Context<Self>) {
-        if let Some(fetching) = self.fetching.remove(&call) {
+    pub(super) fn stop_fetch(&mut self, process: ProcessNumber, ctx: &mut Context<Self>) {
+        if let Some(fetching) = self.fetching.remove(&process) {
             ctx.cancel_future(fetching);
         }
     }

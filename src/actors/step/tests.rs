@@ -58,7 +58,7 @@ async fn with_task<T: 'static>(
     let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let spawn = Spawn {
         ends_job: false,
-        call: 1,
+        process: 1,
         slot: 1,
         name: "big".into(),
         program: Program::Command(argv),

@@ -216,7 +216,7 @@ impl Supervisor {
             encode: self.encode,
             waits_with,
         };
-        let asked = held.over.iter().map(|over| over.step).chain(held.running).collect();
+        let asked = held.over.iter().map(|over| over.process).chain(held.running).collect();
         let performed = PerformedEffects { last_op: held.last_op, stored, fetched, exited, asked, unmasked };
         let reports = Reports { over: held.over, closed: held.closed.map(Box::new) };
         let is_cancelled = replayed.is_cancelled;

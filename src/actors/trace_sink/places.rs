@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::job::event::CallId;
+use crate::job::event::ProcessNumber;
 
 /// An event whose place is certain and that followers may not see yet.
 struct Placed {
@@ -18,8 +18,8 @@ struct Placed {
 /// Places that hold back the mark.
 #[derive(Default)]
 pub(super) struct Places {
-    /// Steps whose process has ended, with the length of the log then. Their events have no place yet.
-    pub(super) expected: Vec<(CallId, u64)>,
+    /// Processes of steps that have ended, with the length of the log then. Their events have no place yet.
+    pub(super) expected: Vec<(ProcessNumber, u64)>,
     /// Events in the order in which they happened.
     placed: VecDeque<Placed>,
     /// Place of the latest event.

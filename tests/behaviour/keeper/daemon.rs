@@ -37,7 +37,7 @@ fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
 
     // The new daemon replays the job. Operations that were done are not done again.
     let mut again = job.command(&["/bin/echo", "again"]);
-    again.step = 2;
+    again.process = 2;
     keeper.client.ask(Request::Spawn(Box::new(again))).unwrap();
     for _ in 0..2 {
         let line = Request::Line { key: job.key, op: 1, kind: LogChannel::Out, text: "once".to_owned() };

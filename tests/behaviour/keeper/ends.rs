@@ -102,14 +102,14 @@ fn fault_04_a_process_that_ignores_sigterm_is_killed_after_the_grace() {
         let mut keeper = Keeper::start(cgroup);
         let mut job = keeper.hold("deaf");
         let ready = keeper.dir.path().join("ready");
-        let step = job.spawn(
+        let process = job.spawn(
             &mut keeper.client,
             &format!("trap '' TERM; sleep 60 & touch {}; while :; do wait; done", ready.display()),
         );
         wait_for_file(&ready);
         let begun = Instant::now();
         job.stop(&mut keeper.client, Duration::from_millis(300));
-        assert_eq!(keeper.client.step_ended(job.key, step).end, signalled(9));
+        assert_eq!(keeper.client.step_ended(job.key, process).end, signalled(9));
         assert!(begun.elapsed() >= Duration::from_millis(300));
         job.close(&mut keeper.client);
         assert!(job.living().is_empty());
@@ -122,14 +122,14 @@ fn fault_04_a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("obedient");
     let ready = keeper.dir.path().join("ready");
-    let step = job.spawn(
+    let process = job.spawn(
         &mut keeper.client,
         &format!("trap 'echo bye; exit 4' TERM; touch {}; while :; do sleep 0.01; done", ready.display()),
     );
     wait_for_file(&ready);
     let begun = Instant::now();
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(4));
+    assert_eq!(keeper.client.step_ended(job.key, process).end, exited(4));
     job.close(&mut keeper.client);
     assert!(begun.elapsed() < SOON);
     assert!(job.lines().contains(&"01O bye".to_owned()));
@@ -143,14 +143,14 @@ fn a_shorter_grace_asked_later_counts() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("impatient");
     let ready = keeper.dir.path().join("ready");
-    let step = job.spawn(
+    let process = job.spawn(
         &mut keeper.client,
         &format!("trap '' TERM; touch {}; while :; do sleep 1; done", ready.display()),
     );
     wait_for_file(&ready);
     job.stop(&mut keeper.client, Duration::from_mins(10));
     job.stop(&mut keeper.client, Duration::ZERO);
-    assert_eq!(keeper.client.step_ended(job.key, step).end, signalled(9));
+    assert_eq!(keeper.client.step_ended(job.key, process).end, signalled(9));
     keeper.end();
 }
 
@@ -158,13 +158,13 @@ fn a_shorter_grace_asked_later_counts() {
 fn fault_05_a_stopped_process_can_be_cancelled() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("stopped");
-    let step = job.spawn(&mut keeper.client, "kill -STOP $$; exit 1");
+    let process = job.spawn(&mut keeper.client, "kill -STOP $$; exit 1");
     let is_stopped = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "))
     };
     wait_until(|| job.living().iter().any(is_stopped));
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_ended(job.key, step).end, signalled(15));
+    assert_eq!(keeper.client.step_ended(job.key, process).end, signalled(15));
     keeper.end();
 }
 
@@ -276,7 +276,7 @@ fn a_dropped_job_says_and_records_nothing_of_a_later_one_with_its_id() {
         let mut keeper = Keeper::start(cgroup);
         let mut old = keeper.hold("again");
         // An unusual step number tells the journal entries of this job from those of the later one.
-        old.step = 76;
+        old.process = 76;
         let started = keeper.dir.path().join("started");
         old.spawn(
             &mut keeper.client,

@@ -80,11 +80,11 @@ fn fault_84_a_leaf_that_is_frozen_again_and_again_stops_no_start() {
             fs::write(leaf.join("cgroup.freeze"), "0").unwrap();
         });
         // The keeper answers again only after it has started the step. The step can be frozen again by then.
-        let step = job.spawn(&mut keeper.client, "exit 3");
+        let process = job.spawn(&mut keeper.client, "exit 3");
         let mut other = keeper.hold("other");
         assert_eq!(other.run(&mut keeper.client, "exit 4").end, exited(4));
         is_over.store(true, Ordering::Relaxed);
-        assert_eq!(keeper.client.step_ended(job.key, step).end, exited(3));
+        assert_eq!(keeper.client.step_ended(job.key, process).end, exited(3));
     });
     job.close(&mut keeper.client);
     keeper.end();
@@ -135,7 +135,7 @@ fn fault_84_a_step_that_froze_itself_hears_that_it_is_to_end() {
     let mut job = keeper.hold("self");
     // A group of its own below the leaf is the step's business until the step is to end.
     let frozen = leaf_of(&mut job, &mut keeper).join("inner");
-    let step = job.spawn(
+    let process = job.spawn(
         &mut keeper.client,
         &format!(
             "trap 'exit 4' TERM; mkdir -p {0}; echo $$ > {0}/cgroup.procs; \
@@ -145,7 +145,7 @@ fn fault_84_a_step_that_froze_itself_hears_that_it_is_to_end() {
     );
     wait_until(|| frozen.exists() && is_frozen(&frozen));
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(4));
+    assert_eq!(keeper.client.step_ended(job.key, process).end, exited(4));
     assert!(job.close(&mut keeper.client).unkilled.is_empty());
     assert!(job.living().is_empty());
     assert!(group.exists());
@@ -181,7 +181,7 @@ fn fault_84_processes_frozen_by_version_1_are_killed() {
         let mut keeper = Keeper::start(cgroup);
         let mut job = keeper.hold("frozen");
         let ready = keeper.dir.path().join("ready");
-        let step = job.spawn(
+        let process = job.spawn(
             &mut keeper.client,
             &format!(
                 "echo $$ > {0}/cgroup.procs; touch {1}; while :; do sleep 0.01; done",
@@ -192,7 +192,7 @@ fn fault_84_processes_frozen_by_version_1_are_killed() {
         wait_for_file(&ready);
         fs::write(freezer.join("freezer.state"), "FROZEN").unwrap();
         job.stop(&mut keeper.client, Duration::ZERO);
-        keeper.client.step_ended(job.key, step);
+        keeper.client.step_ended(job.key, process);
         let unkilled = job.close(&mut keeper.client).unkilled;
         let state = fs::read_to_string(freezer.join("freezer.state")).unwrap();
         assert!(unkilled.is_empty(), "{cgroup}: {unkilled:?}, the group is {state}");
@@ -315,7 +315,7 @@ fn fault_94_a_step_that_leaves_its_group_is_stopped_with_everything_below() {
     let outside = group.parent().unwrap().join("cgroup.procs");
     let ready = keeper.dir.path().join("ready");
     let mut job = keeper.hold("leaves");
-    let step = job.spawn(
+    let process = job.spawn(
         &mut keeper.client,
         &format!(
             "trap 'exit 4' TERM; setsid sleep 600 >/dev/null 2>&1 & echo $$ > {}; setsid sleep 600 >/dev/null 2>&1 & \
@@ -326,7 +326,7 @@ fn fault_94_a_step_that_leaves_its_group_is_stopped_with_everything_below() {
     );
     wait_for_file(&ready);
     job.stop(&mut keeper.client, Duration::from_mins(10));
-    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(4));
+    assert_eq!(keeper.client.step_ended(job.key, process).end, exited(4));
     assert!(job.close(&mut keeper.client).unkilled.is_empty());
     assert!(job.living().is_empty());
     keeper.end();

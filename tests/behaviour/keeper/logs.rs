@@ -121,10 +121,10 @@ fn lines_without_an_end_that_the_log_would_not_have_are_not_told() {
     assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
     // The step sleeps ten times as long as a report takes.
     let script = format!("printf seen; cat {}; seq 1 3000; printf unseen; sleep 1", go.display());
-    let step = job.spawn(&mut keeper.client, &script);
+    let process = job.spawn(&mut keeper.client, &script);
     assert_eq!(unfinished(&mut keeper.client), "seen");
     std::fs::write(&go, "").unwrap();
-    keeper.client.step_ended(job.key, step);
+    keeper.client.step_ended(job.key, process);
     job.close(&mut keeper.client);
     let mut told = Vec::new();
     while let Some(text) = keeper.client.heard(|event| match event {

@@ -194,13 +194,13 @@ fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
         std::fs::rename(target.with_extension("new"), &target).unwrap();
     });
     std::fs::write(small.join("ballast"), vec![1; 3 << 20]).unwrap();
-    let step = full.spawn(&mut keeper.client, "head -c 2000000 /dev/zero | tr '\\0' '\\377'; exit 6");
+    let process = full.spawn(&mut keeper.client, "head -c 2000000 /dev/zero | tr '\\0' '\\377'; exit 6");
     // The log file has filled the disk. Another job is still served.
     wait_until(|| rustix::fs::statvfs(&small).unwrap().f_bfree == 0);
     assert_eq!(job.run(&mut keeper.client, "echo fine").end, exited(0));
     assert_eq!(full.resume(&mut keeper.client).over, [], "its step runs");
     std::fs::remove_file(small.join("ballast")).unwrap();
-    assert_eq!(keeper.client.step_ended(full.key, step).end, exited(6));
+    assert_eq!(keeper.client.step_ended(full.key, process).end, exited(6));
     let closed = full.close(&mut keeper.client);
     assert!(!closed.log_damaged);
     let mut out = full.stdout();

@@ -62,9 +62,9 @@ fn attack(keeper: &mut Keeper, job: &mut Job, before: &str, leaves: bool) {
     if leaves {
         spawn.env.push(format!("{LEAVES}=1").into_bytes());
     }
-    let step = spawn.step;
+    let process = spawn.process;
     keeper.client.tell(Request::Spawn(Box::new(spawn)));
-    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(0));
+    assert_eq!(keeper.client.step_ended(job.key, process).end, exited(0));
 }
 
 /// Waits for the notice to the operator about refused peers, and returns it.

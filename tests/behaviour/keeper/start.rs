@@ -63,9 +63,9 @@ fn fault_09_what_cannot_start_says_what_failed_and_why() {
     assert_eq!(job.run_command(client, &["/bin/echo", &long]), not_started(Stage::Exec, 7));
     let mut lost = job.command(&["/bin/true"]);
     lost.work_dir = dir.join("nowhere");
-    let step = lost.step;
+    let process = lost.process;
     client.tell(Request::Spawn(Box::new(lost)));
-    assert_eq!(client.step_ended(job.key, step).end, not_started(Stage::WorkDir, 2));
+    assert_eq!(client.step_ended(job.key, process).end, not_started(Stage::WorkDir, 2));
     assert_eq!(job.run_command(client, &["/bin/true", "a\0b"]), not_started(Stage::Arguments, 22));
     assert_eq!(job.run_command(client, &["/bin/true"]), exited(0));
     keeper.end();
@@ -156,10 +156,10 @@ fn a_program_still_open_for_writing_is_tried_again() {
     assert!(Command::new("cp").arg("/bin/true").arg(&program).status().unwrap().success());
     let writer = std::fs::OpenOptions::new().append(true).open(&program).unwrap();
     let spawn = job.command(&[program.to_str().unwrap()]);
-    let step = spawn.step;
+    let process = spawn.process;
     keeper.client.tell(Request::Spawn(Box::new(spawn)));
     assert_eq!(job.resume(&mut keeper.client).over, [], "it is tried again");
     drop(writer);
-    assert_eq!(keeper.client.step_ended(job.key, step).end, exited(0));
+    assert_eq!(keeper.client.step_ended(job.key, process).end, exited(0));
     keeper.end();
 }

@@ -95,7 +95,7 @@ impl Keeper {
         let (tag, told) = (hold.tag, hold.log_len);
         let reply = self.client.ask(Request::Register(Box::new(hold))).unwrap();
         assert!(matches!(reply, Reply::Registered { log_len, .. } if log_len == told));
-        Job { key, tag, folder, op: 0, step: 0 }
+        Job { key, tag, folder, op: 0, process: 0 }
     }
 
     /// Returns the tag of a job. Jobs of other tests and left-over processes of an earlier run have other tags.
@@ -131,7 +131,7 @@ pub(crate) struct Job {
     pub(crate) tag: u128,
     pub(crate) folder: PathBuf,
     pub(crate) op: u32,
-    pub(crate) step: u32,
+    pub(crate) process: u32,
 }
 
 impl Job {
@@ -142,12 +142,12 @@ impl Job {
 
     /// Returns a request to run `argv`.
     pub(crate) fn command(&mut self, argv: &[&str]) -> SpawnStep {
-        self.step += 1;
+        self.process += 1;
         SpawnStep {
             key: self.key,
-            step: self.step,
+            process: self.process,
             slot: 1,
-            name: format!("s{}", self.step),
+            name: format!("s{}", self.process),
             program: argv[0].into(),
             argv: argv.iter().map(|&arg| arg.to_owned()).collect(),
             env: vec![
@@ -162,27 +162,27 @@ impl Job {
 
     pub(crate) fn spawn(&mut self, client: &mut Client, script: &str) -> u32 {
         let spawn = self.command(&["/bin/sh", "-c", script]);
-        let step = spawn.step;
+        let process = spawn.process;
         client.tell(Request::Spawn(Box::new(spawn)));
-        step
+        process
     }
 
     /// Runs a script to its end.
     pub(crate) fn run(&mut self, client: &mut Client, script: &str) -> StepEnded {
-        let step = self.spawn(client, script);
-        client.step_ended(self.key, step)
+        let process = self.spawn(client, script);
+        client.step_ended(self.key, process)
     }
 
     /// Runs a program to its end.
     pub(crate) fn run_command(&mut self, client: &mut Client, argv: &[&str]) -> StepEnd {
         let spawn = self.command(argv);
-        let step = spawn.step;
+        let process = spawn.process;
         client.tell(Request::Spawn(Box::new(spawn)));
-        client.step_ended(self.key, step).end
+        client.step_ended(self.key, process).end
     }
 
     pub(crate) fn stop(&self, client: &mut Client, grace: Duration) {
-        client.tell(Request::Stop { key: self.key, step: self.step, grace });
+        client.tell(Request::Stop { key: self.key, process: self.process, grace });
     }
 
     pub(crate) fn close(&mut self, client: &mut Client) -> Closed {
@@ -382,9 +382,11 @@ impl Client {
         pick(&self.events.remove(at)?)
     }
 
-    pub(crate) fn step_ended(&mut self, of: JobKey, step: u32) -> StepEnded {
+    pub(crate) fn step_ended(&mut self, of: JobKey, process: u32) -> StepEnded {
         self.event(|event| match event {
-            FromKeeper::StepEnded { key, over } if *key == of && over.step == step => Some(over.clone()),
+            FromKeeper::StepEnded { key, over } if *key == of && over.process == process => {
+                Some(over.clone())
+            }
             _ => None,
         })
     }

@@ -134,8 +134,8 @@ impl Keeper {
                 let is_another = body.close.replace(*op).is_some_and(|before| before != *op);
                 is_another.then_some("closed twice")
             }
-            Request::Stop { step, .. } => {
-                body.stopped.insert(*step);
+            Request::Stop { process, .. } => {
+                body.stopped.insert(*process);
                 None
             }
             _ => None,

@@ -6,15 +6,15 @@ use std::time::Duration;
 use step_runner_lang::ast::Reference;
 use step_runner_model::{ExitStatus, LogChannel, Outcome, StepResult};
 
-use super::event::{CallId, TimerId};
+use super::event::{CallId, ProcessNumber, TimerId};
 
 /// One action to perform. It may hold secrets, which `Debug` hides.
 #[derive(Clone, PartialEq)]
 pub enum Effect {
     /// Fetch a function. The answer is [`super::event::Event::Fetched`].
     Fetch {
-        /// The invocation.
-        call: CallId,
+        /// Number of the attempt.
+        process: ProcessNumber,
         /// Resolved reference: never dynamic, all templates are plain text, a local path is absolute. A reference to an
         /// image without file names asks for its folder `dir` itself, or for the file of that name, and for no text.
         reference: Box<Reference>,
@@ -28,8 +28,8 @@ pub enum Effect {
     /// Make two empty files before any later effect, because an expression of a run function named its own files
     /// (language.md §10). Nobody reads them.
     MakeFiles(StepFiles),
-    /// Remove the files of an invocation that has ended, once the event that ended it is recorded: they can hold secrets.
-    RemoveFiles(CallId),
+    /// Remove the files of an attempt that has ended, once the event that ended it is recorded: they can hold secrets.
+    RemoveFiles(ProcessNumber),
     /// Write a line to the job's log.
     Log {
         /// `00O` or `00E`.
@@ -44,27 +44,27 @@ pub enum Effect {
     /// Stop a running process: SIGTERM, SIGCONT, and SIGKILL after `grace`. The step still waits for its exit. A further
     /// one for the same process shortens the grace, without another SIGTERM.
     Stop {
-        /// Its call.
-        call: CallId,
+        /// Its number.
+        process: ProcessNumber,
         /// The grace in force (service.md §6.2).
         grace: Duration,
     },
     /// Give up a fetch. No answer is awaited any more.
-    StopFetch(CallId),
+    StopFetch(ProcessNumber),
     /// Write processes to the log, as a tree (flow.md §4).
     ShowProcesses {
-        /// The step whose limit has passed.
-        step: CallId,
-        /// The calls whose processes they are.
-        calls: Vec<CallId>,
+        /// The call whose limit has passed.
+        call: CallId,
+        /// The processes that run below it. What they have started is shown too.
+        processes: Vec<ProcessNumber>,
     },
-    /// End the processes that these calls, which have ended, have left (flow.md §4). The answer is
+    /// End the processes that an attempt, which has ended, has left (flow.md §4). The answer is
     /// [`super::event::Event::Cleared`].
     Clear {
-        /// The step that waits.
-        step: CallId,
-        /// The calls of its last attempt.
-        calls: Vec<CallId>,
+        /// The call that waits.
+        call: CallId,
+        /// The processes of its last attempt.
+        processes: Vec<ProcessNumber>,
     },
     /// Tell the machine when the time has come. The answer is [`super::event::Event::Due`].
     Wake {
@@ -106,8 +106,8 @@ pub struct StepNote {
 /// A process to start. Holds secrets, so it has no `Debug`.
 #[derive(Clone, PartialEq)]
 pub struct Spawn {
-    /// The invocation.
-    pub call: CallId,
+    /// Its number.
+    pub process: ProcessNumber,
     /// Name of the step.
     pub name: String,
     /// Number of the stream that it writes, 1 to 14 (flow.md §5).
@@ -132,7 +132,7 @@ impl Spawn {
     #[must_use]
     pub fn without_content(&self) -> Self {
         Self {
-            call: self.call,
+            process: self.process,
             name: self.name.clone(),
             slot: self.slot,
             program: Program::Command(Vec::new()),
@@ -206,7 +206,7 @@ pub struct BuiltinProgram {
     pub inputs: String,
 }
 
-/// The two files of an invocation (language.md §12), absolute paths in `tmp_dir`.
+/// The two files of an attempt (language.md §12), absolute paths in `tmp_dir`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepFiles {
     /// `output_file`.
@@ -228,16 +228,16 @@ pub struct ScriptFile {
 impl fmt::Debug for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Fetch { call, .. } => write!(f, "Fetch({call})"),
+            Self::Fetch { process, .. } => write!(f, "Fetch({process})"),
             Self::MakeFiles(_) => f.write_str("MakeFiles"),
-            Self::RemoveFiles(call) => write!(f, "RemoveFiles({call})"),
+            Self::RemoveFiles(process) => write!(f, "RemoveFiles({process})"),
             Self::Log { kind, text } => write!(f, "Log({kind:?}, [{} bytes])", text.len()),
             Self::Phrases(phrases) => write!(f, "Phrases([{}])", phrases.len()),
-            Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.call, spawn.name),
+            Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.process, spawn.name),
             Self::Stop { grace, .. } => write!(f, "Stop({grace:?})"),
-            Self::StopFetch(call) => write!(f, "StopFetch({call})"),
-            Self::ShowProcesses { step, calls } => write!(f, "ShowProcesses({step}, {calls:?})"),
-            Self::Clear { step, calls } => write!(f, "Clear({step}, {calls:?})"),
+            Self::StopFetch(process) => write!(f, "StopFetch({process})"),
+            Self::ShowProcesses { call, processes } => write!(f, "ShowProcesses({call}, {processes:?})"),
+            Self::Clear { call, processes } => write!(f, "Clear({call}, {processes:?})"),
             Self::Wake { timer, at } => write!(f, "Wake({timer}, {at})"),
             Self::Note(note) => write!(f, "Note({}, {}, {:?})", note.call, note.parent, note.result.outcome),
             Self::Finish { outcome, .. } => write!(f, "Finish({:?}, {})", outcome.class, outcome.exit_code),

@@ -8,12 +8,10 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use step_runner_lang::output_file::OutputFileError;
 use step_runner_lang::value::Value;
+pub use step_runner_model::{CallId, ProcessNumber};
 use step_runner_model::{CancelCause, ExitStatus, FinishedProcess};
 
 use crate::plan::returned::ProcessOutputs;
-
-/// Number of an invocation within its job, counted from 1 in order of creation.
-pub type CallId = u32;
 
 /// Number of a timer within its job, counted from 1.
 pub type TimerId = u32;
@@ -69,15 +67,15 @@ pub enum Event {
     },
     /// A function was fetched, or the fetch failed.
     Fetched {
-        /// The invocation.
-        call: CallId,
+        /// Number of the attempt.
+        process: ProcessNumber,
         /// The function or the failure.
         result: Result<Fetched, FetchFailure>,
     },
     /// A process is over, or could not be started.
     Exited {
-        /// The invocation.
-        call: CallId,
+        /// Number of the attempt.
+        process: ProcessNumber,
         /// End of the process.
         end: ProcessEnd,
         /// Name of the shell that ran the script, for a script.
@@ -119,8 +117,8 @@ pub enum Event {
     /// A process has succeeded: [`Event::Exited`] with its files read. Records hold this form, because the values can
     /// be much smaller than the files.
     Returned {
-        /// The invocation.
-        call: CallId,
+        /// Number of the attempt.
+        process: ProcessNumber,
         /// Exit status of its process.
         status: ExitStatus,
         /// Name of the shell that ran the script, for a script.
@@ -132,8 +130,8 @@ pub enum Event {
     },
     /// A function whose text is in an earlier event of the record. Occurs only in records.
     FetchedAgain {
-        /// The invocation.
-        call: CallId,
+        /// Number of the attempt.
+        process: ProcessNumber,
         /// Number of the event with the text.
         text_of: u32,
         /// The function with an empty text.
@@ -144,22 +142,22 @@ pub enum Event {
         /// The timer.
         timer: TimerId,
     },
-    /// Nothing is left of the calls of [`super::effect::Effect::Clear`].
+    /// Nothing is left of the attempt of [`super::effect::Effect::Clear`].
     Cleared {
-        /// The step that waits for it.
-        step: CallId,
+        /// The call that waits for it.
+        call: CallId,
     },
 }
 
 impl Event {
     /// A process has succeeded that had no files to return values in.
     pub fn returned_nothing(
-        call: CallId,
+        process: ProcessNumber,
         status: ExitStatus,
         shell: Option<String>,
         ran: Option<FinishedProcess>,
     ) -> Self {
-        Self::Returned { call, status, shell, returned: Box::new(Ok(ProcessOutputs::none())), ran }
+        Self::Returned { process, status, shell, returned: Box::new(Ok(ProcessOutputs::none())), ran }
     }
 }
 
@@ -229,23 +227,23 @@ impl fmt::Debug for Event {
         match self {
             Self::Accepted(spec) => write!(f, "Accepted({})", spec.id),
             Self::Admitted { at } => write!(f, "Admitted({at})"),
-            Self::Fetched { call, result } => {
-                write!(f, "Fetched({call}, {})", if result.is_ok() { "found" } else { "failed" })
+            Self::Fetched { process, result } => {
+                write!(f, "Fetched({process}, {})", if result.is_ok() { "found" } else { "failed" })
             }
-            Self::Exited { call, end, .. } => write!(f, "Exited({call}, {end:?})"),
+            Self::Exited { process, end, .. } => write!(f, "Exited({process}, {end:?})"),
             Self::CancelAsked { cause, grace_limit, force } => {
                 write!(f, "CancelAsked({cause:?}, {grace_limit:?}{})", if *force { ", force" } else { "" })
             }
             Self::Unprepared { .. } => f.write_str("Unprepared"),
             Self::Broken { .. } => f.write_str("Broken"),
             Self::Unmasked { op, .. } => write!(f, "Unmasked({op})"),
-            Self::Returned { call, status, returned, .. } => {
+            Self::Returned { process, status, returned, .. } => {
                 let what = if returned.is_ok() { "values" } else { "nothing usable" };
-                write!(f, "Returned({call}, {status:?}, {what})")
+                write!(f, "Returned({process}, {status:?}, {what})")
             }
-            Self::FetchedAgain { call, text_of, .. } => write!(f, "FetchedAgain({call}, {text_of})"),
+            Self::FetchedAgain { process, text_of, .. } => write!(f, "FetchedAgain({process}, {text_of})"),
             Self::Due { timer } => write!(f, "Due({timer})"),
-            Self::Cleared { step } => write!(f, "Cleared({step})"),
+            Self::Cleared { call } => write!(f, "Cleared({call})"),
         }
     }
 }

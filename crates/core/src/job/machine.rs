@@ -59,7 +59,7 @@ pub const ROOT: CallId = 0;
 pub struct Machine {
     constants: Arc<Constants>,
     phase: Phase,
-    /// Calls under way, by number of the step. Boxed: a leaf of the map has room for eleven, and most jobs have one step.
+    /// Calls under way, by number. Boxed: a leaf of the map has room for eleven, and most jobs have one step.
     calls: BTreeMap<CallId, Box<Call>>,
     /// Lists and groups whose turn it is, in this order.
     ready: VecDeque<CallId>,
@@ -169,16 +169,16 @@ impl Machine {
     #[must_use]
     pub fn read_files(&self, event: Event) -> Event {
         match event {
-            Event::Exited { call, end, shell, outputs, exports, ran } => {
+            Event::Exited { process, end, shell, outputs, exports, ran } => {
                 if let ProcessEnd::Exited(status) = end
-                    && let Some((step, leaf)) = self.leaf(call)
+                    && let Some((step, leaf)) = self.leaf(process)
                     && step.stop.is_none()
                     && leaf.success.includes(status)
                 {
                     let returned = self.returned(leaf, outputs.as_ref(), exports.as_ref());
-                    return Event::Returned { call, status, shell, returned: Box::new(returned), ran };
+                    return Event::Returned { process, status, shell, returned: Box::new(returned), ran };
                 }
-                Event::Exited { call, end, shell, outputs: None, exports: None, ran }
+                Event::Exited { process, end, shell, outputs: None, exports: None, ran }
             }
             event => event,
         }
@@ -223,20 +223,20 @@ impl Machine {
 
     fn handle_running(&mut self, event: &Event) {
         match event {
-            Event::Fetched { call, result } => self.fetched(*call, result),
-            Event::Exited { call, end, shell, outputs, exports, ran } => {
-                if let Some(step) = self.ran(*call, ran.as_ref(), shell.as_deref()) {
+            Event::Fetched { process, result } => self.fetched(*process, result),
+            Event::Exited { process, end, shell, outputs, exports, ran } => {
+                if let Some(step) = self.ran(*process, ran.as_ref(), shell.as_deref()) {
                     self.exited(step, end, outputs.as_ref(), exports.as_ref());
                 }
             }
-            Event::Returned { call, status, shell, returned, ran } => {
-                if let Some(step) = self.ran(*call, ran.as_ref(), shell.as_deref()) {
+            Event::Returned { process, status, shell, returned, ran } => {
+                if let Some(step) = self.ran(*process, ran.as_ref(), shell.as_deref()) {
                     self.returned_by(step, *status, (**returned).clone());
                 }
             }
             Event::CancelAsked { cause, grace_limit, force } => self.cancel(*cause, *grace_limit, *force),
             Event::Due { timer } => self.due(*timer),
-            Event::Cleared { step } => self.cleared(*step),
+            Event::Cleared { call } => self.cleared(*call),
             Event::Broken { message } | Event::Unmasked { message, .. } => self.broken(message),
             Event::Accepted(_)
             | Event::Admitted { .. }

@@ -111,12 +111,12 @@ impl Recorder {
 
     /// Encodes the event without a text that is recorded already.
     fn encode_once(&self, mut event: Event, at: u64) -> Result<(Event, Vec<u8>), RecordError> {
-        if let Event::Fetched { call, result: Ok(fetched) } = &mut event
+        if let Event::Fetched { process, result: Ok(fetched) } = &mut event
             && is_recorded_once(&fetched.text)
             && let Some(&text_of) = self.texts.get(&digest(&fetched.text))
         {
             let text = std::mem::take(&mut fetched.text);
-            let again = Event::FetchedAgain { call: *call, text_of, fetched: fetched.clone() };
+            let again = Event::FetchedAgain { process: *process, text_of, fetched: fetched.clone() };
             fetched.text = text;
             return Ok((event, encode(&again, at)?));
         }
@@ -153,13 +153,13 @@ fn without_room(event: Event, max: u64) -> Event {
         max >> 20
     );
     match event {
-        Event::Returned { call, status, shell, returned: _, ran } => {
+        Event::Returned { process, status, shell, returned: _, ran } => {
             let error = OutputFileError { class: Class::Limit, file: FileKind::Output, line: None, message };
             let returned = Box::new(Err(Unusable { error, line: None }));
-            Event::Returned { call, status, shell, returned, ran }
+            Event::Returned { process, status, shell, returned, ran }
         }
-        Event::Fetched { call, result: Ok(_) } => {
-            Event::Fetched { call, result: Err(FetchFailure { class: Class::Limit, message }) }
+        Event::Fetched { process, result: Ok(_) } => {
+            Event::Fetched { process, result: Err(FetchFailure { class: Class::Limit, message }) }
         }
         event => event,
     }
@@ -249,15 +249,15 @@ mod tests {
         prop::option::of(ran.prop_map(|(ended, log_len, usage)| FinishedProcess { ended, log_len, usage }))
     }
 
-    fn returned_event(call: u32, code: u8, returned: Result<ProcessOutputs, Unusable>) -> Event {
+    fn returned_event(process: u32, code: u8, returned: Result<ProcessOutputs, Unusable>) -> Event {
         let status = ExitStatus::Code(code);
-        Event::Returned { call, status, shell: None, returned: Box::new(returned), ran: None }
+        Event::Returned { process, status, shell: None, returned: Box::new(returned), ran: None }
     }
 
-    fn fetched(call: u32, text: &str) -> Event {
-        let (dir, path) = ("/f".into(), format!("/f/{call}.yml"));
+    fn fetched(process: u32, text: &str) -> Event {
+        let (dir, path) = ("/f".into(), format!("/f/{process}.yml"));
         Event::Fetched {
-            call,
+            process,
             result: Ok(Fetched { dir, path, text: text.into(), tree: None, version: None }),
         }
     }
@@ -274,18 +274,18 @@ mod tests {
             specs().prop_map(|spec| Event::Accepted(Box::new(spec))),
             any::<i64>().prop_map(|at| Event::Admitted { at }),
             (any::<u32>(), ".{0,9}", ".{0,99}", prop::option::of(".{0,9}")).prop_map(
-                |(call, dir, text, tree)| {
+                |(process, dir, text, tree)| {
                     let (path, version) = (format!("{dir}/func.yml"), tree.clone());
-                    Event::Fetched { call, result: Ok(Fetched { dir, path, text, tree, version }) }
+                    Event::Fetched { process, result: Ok(Fetched { dir, path, text, tree, version }) }
                 }
             ),
-            (any::<u32>(), ".{0,9}").prop_map(|(call, message)| Event::Fetched {
-                call,
+            (any::<u32>(), ".{0,9}").prop_map(|(process, message)| Event::Fetched {
+                process,
                 result: Err(FetchFailure { class: Class::NotFound, message }),
             }),
             (any::<u32>(), ends(), prop::option::of(".{0,9}"), contents(), contents(), runs()).prop_map(
-                |(call, end, shell, outputs, exports, ran)| Event::Exited {
-                    call,
+                |(process, end, shell, outputs, exports, ran)| Event::Exited {
+                    process,
                     end,
                     shell,
                     outputs,
@@ -299,24 +299,26 @@ mod tests {
                 force: ms.is_some(),
             }),
             any::<u32>().prop_map(|timer| Event::Due { timer }),
-            any::<u32>().prop_map(|step| Event::Cleared { step }),
+            any::<u32>().prop_map(|call| Event::Cleared { call }),
             ".{0,9}".prop_map(|message| Event::Unprepared { message }),
             ".{0,9}".prop_map(|message| Event::Broken { message }),
             (any::<u32>(), ".{0,9}").prop_map(|(op, message)| Event::Unmasked { op, message }),
             (any::<u32>(), any::<u8>(), prop::collection::vec((".{0,4}", values()), 0..4)).prop_map(
-                |(call, code, outputs)| {
+                |(process, code, outputs)| {
                     let exports = [("A".to_owned(), "b".to_owned())].into_iter().collect();
                     let written = vec!["1.0E-07".to_owned()];
                     let returned =
                         ProcessOutputs { outputs: outputs.into_iter().collect(), exports, written };
-                    returned_event(call, code, Ok(returned))
+                    returned_event(process, code, Ok(returned))
                 }
             ),
-            (any::<u32>(), ".{0,9}", prop::option::of(any::<Vec<u8>>())).prop_map(|(call, message, line)| {
-                let error =
-                    OutputFileError { class: Class::Type, file: FileKind::Export, line: None, message };
-                returned_event(call, 0, Err(Unusable { error, line }))
-            }),
+            (any::<u32>(), ".{0,9}", prop::option::of(any::<Vec<u8>>())).prop_map(
+                |(process, message, line)| {
+                    let error =
+                        OutputFileError { class: Class::Type, file: FileKind::Export, line: None, message };
+                    returned_event(process, 0, Err(Unusable { error, line }))
+                }
+            ),
         ]
     }
 
@@ -345,21 +347,21 @@ mod tests {
     #[test]
     fn fault_77_a_record_has_a_limit_and_what_goes_beyond_it_fails_its_step() {
         let mut recorder = Recorder::limited(3 << 20);
-        let large = |call| {
+        let large = |process| {
             let outputs = [("a".to_owned(), Value::text("x".repeat(1 << 20)))].into_iter().collect();
             returned_event(
-                call,
+                process,
                 0,
                 Ok(ProcessOutputs { outputs, exports: IndexMap::new(), written: Vec::new() }),
             )
         };
-        for call in 0..2 {
-            let (event, _) = record(&mut recorder, large(call));
-            assert!(event == large(call));
+        for process in 0..2 {
+            let (event, _) = record(&mut recorder, large(process));
+            assert!(event == large(process));
         }
         let (event, bytes) = record(&mut recorder, large(2));
         assert!(decode(&bytes).unwrap() == (event.clone(), 7));
-        let Event::Returned { call: 2, returned, .. } = event else { panic!("another event") };
+        let Event::Returned { process: 2, returned, .. } = event else { panic!("another event") };
         let error = returned.err().unwrap().error;
         assert_eq!(error.class, Class::Limit);
         assert!(error.message.starts_with("limit: ") && error.message.contains("3 MiB"), "{}", error.message);
@@ -379,9 +381,9 @@ mod tests {
         let text = "z".repeat(40 << 10);
         let (first, _) = record(&mut recorder, fetched(1, &text));
         assert!(first == fetched(1, &text));
-        for call in 2..100 {
-            let (event, bytes) = record(&mut recorder, fetched(call, &text));
-            assert!(event == fetched(call, &text), "who goes on has the text");
+        for process in 2..100 {
+            let (event, bytes) = record(&mut recorder, fetched(process, &text));
+            assert!(event == fetched(process, &text), "who goes on has the text");
             assert!(bytes.len() < 100);
             assert!(matches!(decode(&bytes).unwrap().0, Event::FetchedAgain { text_of: 1, .. }));
         }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::effect::Effect;
-use super::event::{CallId, Event, Fetched};
+use super::event::{Event, Fetched, ProcessNumber};
 use super::machine::Machine;
 use super::record::{self, RecordError, Recorder};
 
@@ -15,10 +15,10 @@ pub struct Replayed {
     pub effects: VecDeque<Effect>,
     /// Encodes the next events.
     pub recorder: Recorder,
-    /// Invocations whose fetch is over, successful or not.
-    pub fetched: HashSet<CallId>,
-    /// Invocations whose process is over.
-    pub exited: HashSet<CallId>,
+    /// Attempts whose fetch has ended, successful or not.
+    pub fetched: HashSet<ProcessNumber>,
+    /// Attempts whose process has ended.
+    pub exited: HashSet<ProcessNumber>,
     /// Trees that hold fetched functions.
     pub trees: Vec<String>,
     /// Number of the effect whose phrases could not be masked, and the reason.
@@ -72,9 +72,9 @@ impl Replayed {
     /// Restores a text that was left out.
     fn whole(&self, event: Event) -> Result<Event, RecordError> {
         match event {
-            Event::FetchedAgain { call, text_of, fetched } => {
+            Event::FetchedAgain { process, text_of, fetched } => {
                 let text = self.texts.get(&text_of).ok_or(RecordError::NoText(text_of))?.clone();
-                Ok(Event::Fetched { call, result: Ok(Fetched { text, ..fetched }) })
+                Ok(Event::Fetched { process, result: Ok(Fetched { text, ..fetched }) })
             }
             event => Ok(event),
         }
@@ -83,12 +83,12 @@ impl Replayed {
     fn note(&mut self, event: &Event) {
         match event {
             Event::Admitted { at } => self.admitted = self.admitted.or(Some(*at)),
-            Event::Fetched { call, result } => {
-                self.fetched.insert(*call);
+            Event::Fetched { process, result } => {
+                self.fetched.insert(*process);
                 self.trees.extend(result.as_ref().ok().and_then(|fetched| fetched.tree.clone()));
             }
-            Event::Exited { call, .. } | Event::Returned { call, .. } => {
-                self.exited.insert(*call);
+            Event::Exited { process, .. } | Event::Returned { process, .. } => {
+                self.exited.insert(*process);
             }
             Event::CancelAsked { .. } => self.is_cancelled = true,
             Event::Unmasked { op, message } => self.unmasked = Some((*op, message.clone())),

@@ -11,7 +11,7 @@ use libtest_mimic::Failed;
 use serde_json::{Map, Value as Json, json};
 use step_runner_core::job::effect::{Effect, Spawn, StepNote};
 use step_runner_core::job::event::{
-    CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd, TimerId,
+    CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd, ProcessNumber, TimerId,
 };
 use step_runner_core::job::machine::{Machine, ROOT};
 use step_runner_core::job::record;
@@ -119,7 +119,7 @@ fn compare_findings(wanted: &Json, text: &str, found: &[&Diagnostic], what: &str
 
 /// A process or fetch under way.
 struct Running {
-    call: CallId,
+    process: ProcessNumber,
     path: String,
     /// Number of its start among all.
     order: usize,
@@ -350,16 +350,16 @@ impl<'c> World<'c> {
 
     /// Tells that a process or fetch has ended.
     fn ends(&mut self, running: Running) {
-        let call = running.call;
+        let process = running.process;
         let event = match running.end {
-            End::Fetch(result) => Event::Fetched { call, result },
+            End::Fetch(result) => Event::Fetched { process, result },
             End::Process(end) => {
                 let file = |name: &str| lines(running.script[name].as_object()).map(FileContent::Bytes);
                 let malformed = running.script["malformed"].as_bool().unwrap_or_default();
                 let outputs =
                     if malformed { Some(FileContent::Bytes(b"nonsense".to_vec())) } else { file("outputs") };
                 let exports = file("exports");
-                Event::Exited { call, end, shell: None, outputs, exports, ran: None }
+                Event::Exited { process, end, shell: None, outputs, exports, ran: None }
             }
         };
         self.tell(&self.machine.read_files(event));
@@ -384,8 +384,8 @@ impl<'c> World<'c> {
             assert!(self.seen.finish.is_none(), "an effect after the last: {effect:?}");
             cleared.extend(self.effect(effect));
         }
-        for step in cleared {
-            self.handle(&Event::Cleared { step });
+        for call in cleared {
+            self.handle(&Event::Cleared { call });
         }
     }
 
@@ -401,15 +401,15 @@ impl<'c> World<'c> {
     /// Performs an effect. Returns the step that can go on at once because nothing is left of it.
     fn effect(&mut self, effect: Effect) -> Option<CallId> {
         match effect {
-            Effect::Fetch { call, reference, .. } => self.fetch(call, &reference),
+            Effect::Fetch { process, reference, .. } => self.fetch(process, &reference),
             Effect::Spawn(spawn) => self.spawn(&spawn),
-            Effect::StopFetch(call) => self.running.retain(|running| running.call != call),
-            Effect::Stop { call, grace } => self.stop(call, grace),
-            Effect::ShowProcesses { step, .. } => {
-                let path = self.paths[&step].clone();
+            Effect::StopFetch(process) => self.running.retain(|running| running.process != process),
+            Effect::Stop { process, grace } => self.stop(process, grace),
+            Effect::ShowProcesses { call, .. } => {
+                let path = self.paths[&call].clone();
                 self.event("tree", &path, []);
             }
-            Effect::Clear { step, .. } => return Some(step),
+            Effect::Clear { call, .. } => return Some(call),
             Effect::Wake { timer, at } => self.timers.push((timer, at)),
             Effect::Note(note) if note.call == ROOT => {}
             Effect::Note(note) => self.note(*note),
@@ -434,17 +434,17 @@ impl<'c> World<'c> {
     }
 
     /// Returns the path of the step whose attempt has this process or fetch.
-    fn path_of(&mut self, call: CallId) -> String {
-        if !self.paths.contains_key(&call) {
+    fn path_of(&mut self, process: ProcessNumber) -> String {
+        if !self.paths.contains_key(&process) {
             let latest = self.paths.get(&self.latest).cloned().unwrap_or_default();
-            self.paths.insert(call, latest);
+            self.paths.insert(process, latest);
         }
-        self.paths[&call].clone()
+        self.paths[&process].clone()
     }
 
-    fn fetch(&mut self, call: CallId, reference: &Reference) {
+    fn fetch(&mut self, process: ProcessNumber, reference: &Reference) {
         let name = reference_text(reference);
-        let path = if self.latest == 0 { String::new() } else { self.path_of(call) };
+        let path = if self.latest == 0 { String::new() } else { self.path_of(process) };
         let script = self.script(&path, true);
         let fetch = &script["fetch"];
         let error = fetch["error"].as_str().map(|class| FetchFailure {
@@ -461,16 +461,18 @@ impl<'c> World<'c> {
         let missing = || FetchFailure { class: Class::NotFound, message: format!("{name} was not found") };
         let result = error.map_or_else(|| found.ok_or_else(missing), Err);
         match fetch["after"].as_f64() {
-            Some(after) => self.start(call, path, script, Some(micros(after)), End::Fetch(result)),
+            Some(after) => self.start(process, path, script, Some(micros(after)), End::Fetch(result)),
             // It takes no time: what follows from it comes before the other effects of the event.
-            None => self.tell(&Event::Fetched { call, result }),
+            None => self.tell(&Event::Fetched { process, result }),
         }
     }
 
     fn spawn(&mut self, spawn: &Spawn) {
-        let path = self.path_of(spawn.call);
-        let was_fetched =
-            self.told.iter().any(|event| matches!(event, Event::Fetched { call, .. } if *call == spawn.call));
+        let path = self.path_of(spawn.process);
+        let was_fetched = self
+            .told
+            .iter()
+            .any(|event| matches!(event, Event::Fetched { process, .. } if *process == spawn.process));
         let script = self.script(&path, !was_fetched);
         self.seen.streams.insert(path.clone(), json!(format!("{:02x}", spawn.slot)));
         let env: Map<String, Json> = spawn
@@ -485,18 +487,20 @@ impl<'c> World<'c> {
         let not_started = script["not_started"].as_str().map(|why| ProcessEnd::NotStarted(why.to_owned()));
         let after = if not_started.is_some() { 0.0 } else { script["after"].as_f64().unwrap_or(1.0) };
         let end = not_started.unwrap_or_else(|| ProcessEnd::Exited(status(&script)));
-        self.start(spawn.call, path, script, (!never).then(|| micros(after)), End::Process(end));
+        self.start(spawn.process, path, script, (!never).then(|| micros(after)), End::Process(end));
     }
 
-    fn start(&mut self, call: CallId, path: String, script: Json, after: Option<u64>, end: End) {
+    fn start(&mut self, process: ProcessNumber, path: String, script: Json, after: Option<u64>, end: End) {
         self.started += 1;
         let (order, ends_at) = (self.started, after.map(|after| self.now + after));
-        self.running.push(Running { call, path, order, script, ends_at, end, kill_at: None });
+        self.running.push(Running { process, path, order, script, ends_at, end, kill_at: None });
     }
 
-    fn stop(&mut self, call: CallId, grace: Duration) {
+    fn stop(&mut self, process: ProcessNumber, grace: Duration) {
         let now = self.now;
-        let Some(running) = self.running.iter_mut().find(|running| running.call == call) else { return };
+        let Some(running) = self.running.iter_mut().find(|running| running.process == process) else {
+            return;
+        };
         let path = running.path.clone();
         let is_first = running.kill_at.is_none();
         running.kill_at = Some(now + micros(grace.as_secs_f64()));

@@ -6,7 +6,7 @@
 
 use crate::protocol::{Closed, FromKeeper, KeeperError, RegisterJob, Remembered, Reply, Request, StartPart};
 use step_runner_log::journal::event::Event as JournalEvent;
-use step_runner_model::{ExitStatus, JobKey, LogChannel, Outcome, StepUsage};
+use step_runner_model::{CallId, ExitStatus, JobKey, LogChannel, Outcome, ProcessNumber, StepUsage};
 
 /// A job's number within this keeper. It is never reused, so a late event of a removed job finds no job.
 pub type Serial = u32;
@@ -91,41 +91,40 @@ pub enum JobAction {
     Journal(JournalEvent),
     /// Report unfinished lines from now on.
     WatchUnfinished,
-    /// Start the process of a step ([`Job::request`](super::Job::request)). Answer: [`Event::Started`],
+    /// Start this process ([`Job::request`](super::Job::request)). Answer: [`Event::Started`],
     /// [`Event::Ordered`] or [`Event::StartFailed`].
     ///
     /// [`Event::Started`]: super::Event::Started
     /// [`Event::Ordered`]: super::Event::Ordered
     /// [`Event::StartFailed`]: super::Event::StartFailed
-    Start(u32),
-    /// Continue the reaper of a step, which owes news of its process: a process of the job may have stopped it.
-    WakeReaper(u32),
+    Start(ProcessNumber),
+    /// Continue the reaper that owes news of this process: a process of the job may have stopped it.
+    WakeReaper(ProcessNumber),
     /// Describe the end of a step that has no process. Answer: [`Event::Ended`](super::Event::Ended).
-    NotStarted(u32, NotStarted),
+    NotStarted(ProcessNumber, NotStarted),
     /// End the output of a step, and describe its end. Answer: [`Event::Ended`](super::Event::Ended).
     FinishStep(FinishStep),
     /// Check if any process of the job is left. Answer: [`Event::CheckedEmpty`](super::Event::CheckedEmpty).
     CheckEmpty(EmptyCheck),
-    /// Check if the processes that `steps` have left are gone. Answer:
-    /// [`Event::CheckedLeftEmpty`](super::Event::CheckedLeftEmpty).
+    /// Check if what steps have left is gone. Answer: [`Event::CheckedLeftEmpty`](super::Event::CheckedLeftEmpty).
     CheckLeftEmpty {
-        /// The step that waits for that.
-        step: u32,
-        /// The steps that have left them.
-        steps: Vec<u32>,
+        /// The call that waits for that.
+        call: CallId,
+        /// The processes of the steps that have left it.
+        processes: Vec<ProcessNumber>,
     },
     /// Thaw the job's processes, so that they can handle signals.
     Thaw,
     /// Thaw each process that is left, as it has outlived SIGKILL.
     ThawSurvivors,
-    /// Send SIGTERM to the processes of a running step.
-    Terminate(u32),
-    /// Send SIGTERM to the processes that these steps have left.
-    TerminateLeft(Vec<u32>),
-    /// Send SIGKILL to the processes of a step, or to those that it has left.
-    KillStep(u32),
-    /// Write the processes of running steps to the log, as a tree.
-    ShowProcesses(Vec<u32>),
+    /// Send SIGTERM to the running process of a step and to its group.
+    Terminate(ProcessNumber),
+    /// Send SIGTERM to what the steps of these processes have left.
+    TerminateLeft(Vec<ProcessNumber>),
+    /// Send SIGKILL to everything in the place of the step with this process: the process itself, or what is left of it.
+    KillStep(ProcessNumber),
+    /// Write the processes of the running steps with these processes to the log, as a tree.
+    ShowProcesses(Vec<ProcessNumber>),
     /// Send SIGTERM to all processes that belong to no running step.
     TerminateRest,
     /// Send SIGKILL to all processes of the job.
@@ -150,13 +149,13 @@ pub enum JobAction {
 
 /// Facts about the process of a step that is over.
 pub struct FinishStep {
-    /// Number of the step.
-    pub step: u32,
-    /// Its name, for lines about it.
+    /// Its number.
+    pub process: ProcessNumber,
+    /// Name of the step, for lines about it.
     pub name: String,
-    /// How the process ended.
+    /// How it ended.
     pub status: ExitStatus,
-    /// Use of resources, if the process was waited for.
+    /// Use of resources, if it was waited for.
     pub usage: Option<StepUsage>,
     /// True if the log is to name the processes that it left.
     pub names_left: bool,
@@ -195,8 +194,8 @@ pub enum EmptyCheck {
     End,
     /// The running steps were given up.
     GivenUp,
-    /// The left-over processes of this step are being killed.
-    Clear(u32),
+    /// The left-over processes of the step with this process are being killed.
+    Clear(ProcessNumber),
 }
 
 /// The queue of actions, in the order in which they must be performed.

@@ -22,7 +22,7 @@ pub(super) struct Closing {
 impl Job {
     fn terminate_steps(&self, out: &mut Actions) {
         for process in self.processes.iter().filter(|process| process.has_process()) {
-            out.job(self.serial, JobAction::Terminate(process.step));
+            out.job(self.serial, JobAction::Terminate(process.number));
         }
     }
 

@@ -4,24 +4,24 @@ use std::time::Instant;
 
 use super::action::{EmptyCheck, StartFailure};
 use crate::protocol::{Closed, KeeperSettings, LogStorage, StepEnded};
-use step_runner_model::{ExitStatus, StepUsage};
+use step_runner_model::{CallId, ExitStatus, ProcessNumber, StepUsage};
 
-/// Something that has happened to a job. Steps are named by their number.
+/// Something that has happened to a job.
 pub enum Event {
-    /// It is the step's turn to be started.
-    Turn(u32),
-    /// The step's process runs.
-    Started(u32),
-    /// The job's reaper was told to start the step's process.
-    Ordered(u32),
-    /// The step's process could not be started.
-    StartFailed(u32, StartFailure),
-    /// The step's process has ended, and its reaper has to say how.
-    ExitSeen(u32),
-    /// The step's process has ended, and its pipes were read as far as that goes.
+    /// It is the process's turn to be started.
+    Turn(ProcessNumber),
+    /// The process runs.
+    Started(ProcessNumber),
+    /// The job's reaper was told to start the process.
+    Ordered(ProcessNumber),
+    /// The process could not be started.
+    StartFailed(ProcessNumber, StartFailure),
+    /// The process has ended, and its reaper has to say how.
+    ExitSeen(ProcessNumber),
+    /// The process has ended, and its pipes were read as far as that goes.
     Exited {
-        /// The step.
-        step: u32,
+        /// Its number.
+        process: ProcessNumber,
         /// How it ended.
         status: ExitStatus,
         /// Use of resources, if the process was waited for.
@@ -29,10 +29,10 @@ pub enum Event {
         /// True if no process holds its pipes any more.
         is_drained: bool,
     },
-    /// A pipe of the step was read.
+    /// A pipe of a process was read.
     Read {
-        /// The step.
-        step: u32,
+        /// Number of the process.
+        process: ProcessNumber,
         /// True if bytes came.
         came: bool,
         /// True if no process holds its pipes any more.
@@ -44,10 +44,10 @@ pub enum Event {
     CheckedEmpty(EmptyCheck, bool),
     /// Processes of the job have ended, so an end that waits for them continues at once.
     Fewer,
-    /// Answer to `CheckLeftEmpty`: true if nothing is left that this step waits for.
-    CheckedLeftEmpty(u32, bool),
-    /// A reaper of the job is dead, and so is the process of the step that it held, if there was one.
-    ReaperLost(Option<u32>),
+    /// Answer to `CheckLeftEmpty`: true if nothing is left that this call waits for.
+    CheckedLeftEmpty(CallId, bool),
+    /// A reaper of the job is dead, and so is the process that it held, if there was one.
+    ReaperLost(Option<ProcessNumber>),
     /// The disk accepts the log again.
     DiskTakes,
     /// Answer to `WriteEnd`.

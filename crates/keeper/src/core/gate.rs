@@ -25,10 +25,10 @@ impl Blocked {
     /// whose start waits.
     pub(super) fn lets_pass(&self, request: &Request) -> bool {
         match request {
-            Request::Stop { step, .. } => !self
+            Request::Stop { process, .. } => !self
                 .requests
                 .iter()
-                .any(|(_, waits)| matches!(waits, Request::Spawn(spawn) if spawn.step == *step)),
+                .any(|(_, waits)| matches!(waits, Request::Spawn(spawn) if spawn.process == *process)),
             request => matches!(request, Request::Drop { .. } | Request::ReadRecord { .. }),
         }
     }

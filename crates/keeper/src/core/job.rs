@@ -14,7 +14,7 @@ use crate::protocol::{
     Closed, FromKeeper, LogStorage, RegisterJob, RegisteredJob, Reply, SecretBytes, SpawnStep, StepEnded,
 };
 use step_runner_log::journal::event::Event as JournalEvent;
-use step_runner_model::{JobKey, LogChannel};
+use step_runner_model::{JobKey, LogChannel, ProcessNumber};
 
 /// Stage of a job's removal.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct Job {
     /// What steps wait for before their next attempts.
     pub(super) clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
-    pub(super) last_step: Option<(u32, Duration)>,
+    pub(super) last_step: Option<(ProcessNumber, Duration)>,
     /// Set once an end of the job was requested.
     pub(super) ending: Option<Ending>,
     pub(super) closing: Option<Closing>,
@@ -129,40 +129,40 @@ impl Job {
     }
 
     /// True if the process of a step has ended, and its pipes are still read.
-    pub fn is_draining(&self, step: u32) -> bool {
+    pub fn is_draining(&self, number: ProcessNumber) -> bool {
         let draining = |process: &Process| matches!(process.stage, Stage::Draining { .. });
-        self.processes.iter().any(|process| process.step == step && draining(process))
+        self.processes.iter().any(|process| process.number == number && draining(process))
     }
 
     /// Returns the request to start the process of a step. `None` once the process runs.
-    pub fn request(&self, step: u32) -> Option<&SpawnStep> {
-        self.processes.iter().find(|process| process.step == step)?.request()
+    pub fn request(&self, number: ProcessNumber) -> Option<&SpawnStep> {
+        self.processes.iter().find(|process| process.number == number)?.request()
     }
 
     /// Handles an event.
     pub(super) fn on(&mut self, event: Event, at: &Moment<'_>, out: &mut Actions) {
         match event {
-            Event::Turn(step) => self.turn(step, out),
-            Event::Started(step) => self.started(step),
-            Event::Ordered(step) => self.ordered(step, at),
-            Event::StartFailed(step, failure) => self.start_failed(step, failure, at, out),
-            Event::ExitSeen(step) => self.wake(step, at, out),
-            Event::Exited { step, status, usage, is_drained } => {
-                self.exited(step, status, usage, at);
-                self.read(step, false, is_drained, at, out);
+            Event::Turn(number) => self.turn(number, out),
+            Event::Started(number) => self.started(number),
+            Event::Ordered(number) => self.ordered(number, at),
+            Event::StartFailed(number, failure) => self.start_failed(number, failure, at, out),
+            Event::ExitSeen(number) => self.wake(number, at, out),
+            Event::Exited { process: number, status, usage, is_drained } => {
+                self.exited(number, status, usage, at);
+                self.read(number, false, is_drained, at, out);
             }
-            Event::Read { step, came, is_drained } => self.read(step, came, is_drained, at, out),
+            Event::Read { process: number, came, is_drained } => self.read(number, came, is_drained, at, out),
             Event::Ended(over) => self.step_ended(over, at, out),
-            Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty) => {
-                self.checked_cleared(step, is_empty, at, out);
+            Event::CheckedEmpty(EmptyCheck::Clear(number), is_empty) => {
+                self.checked_cleared(number, is_empty, at, out);
             }
             Event::CheckedEmpty(check, is_empty) => self.checked_empty(check, is_empty, at, out),
-            Event::CheckedLeftEmpty(step, is_empty) => self.checked_left_empty(step, is_empty, at, out),
+            Event::CheckedLeftEmpty(call, is_empty) => self.checked_left_empty(call, is_empty, at, out),
             Event::Fewer => {
                 self.end_anew(at);
                 self.clear_anew(at.now);
             }
-            Event::ReaperLost(step) => self.reaper_lost(step, out),
+            Event::ReaperLost(number) => self.reaper_lost(number, out),
             Event::DiskTakes => self.disk_takes(at),
             Event::EndWritten(closed) => self.end_written(closed, at, out),
             Event::LogClosed(closed) => self.log_closed(closed, out),
@@ -191,7 +191,7 @@ impl Job {
             record_len: self.ledger.record.len(),
             last_op: self.ledger.last_op,
             over: self.over.clone(),
-            running: self.processes.iter().map(|process| process.step).collect(),
+            running: self.processes.iter().map(|process| process.number).collect(),
             closed: self.closed.clone(),
             log_inode: log.inode,
             log_len: log.len,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ending::Ending;
 use crate::protocol::{SpawnStep, StepEnded};
-use step_runner_model::{ExitStatus, StepUsage};
+use step_runner_model::{ExitStatus, ProcessNumber, StepUsage};
 
 /// A pipe that other processes hold counts as drained after this time without a byte.
 const QUIET: Duration = Duration::from_millis(200);
@@ -24,11 +24,11 @@ pub(super) const WAKE_PAUSE: Duration = Duration::from_millis(100);
 /// Pause between attempts to kill the processes that a step has left (`leftover = kill`).
 pub(super) const CLEAR_PAUSE: Duration = Duration::from_millis(5);
 
-/// A step whose end was not reported yet.
+/// The process of a step whose end was not reported yet.
 pub(super) struct Process {
-    /// Number of the step.
-    pub(super) step: u32,
-    /// Its name, for lines about it.
+    /// Its number.
+    pub(super) number: ProcessNumber,
+    /// Name of the step, for lines about it.
     pub(super) name: String,
     pub(super) stage: Stage,
     /// The ladder that ends it, once that was asked for.
@@ -50,8 +50,8 @@ pub(super) enum Stage {
 
 impl Process {
     pub(super) fn new(mut request: Box<SpawnStep>) -> Self {
-        let (step, name) = (request.step, std::mem::take(&mut request.name));
-        Self { step, name, stage: Stage::Starting { request, tries: 0, at: None }, stop: None }
+        let (number, name) = (request.process, std::mem::take(&mut request.name));
+        Self { number, name, stage: Stage::Starting { request, tries: 0, at: None }, stop: None }
     }
 
     /// Returns when the ladder that ends it has something to do.

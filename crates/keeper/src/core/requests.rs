@@ -131,11 +131,11 @@ impl<B: Body> Core<B> {
             Request::Resume { .. } => reply = job.resumed(log, out),
             Request::ReadRecord { offset, .. } => reply = job.record_piece(offset),
             Request::WatchUnfinished { .. } => out.job(serial, JobAction::WatchUnfinished),
-            Request::Stop { step, grace, .. } => job.stop_step(step, grace, now, out),
-            Request::Clear { step, steps, grace, .. } => job.clear(step, steps, grace, now, out),
-            Request::ShowProcesses { op, steps, .. } => {
+            Request::Stop { process, grace, .. } => job.stop_step(process, grace, now, out),
+            Request::Clear { call, processes, grace, .. } => job.clear(call, processes, grace, now, out),
+            Request::ShowProcesses { op, processes, .. } => {
                 if job.is_new(op) {
-                    out.job(serial, JobAction::ShowProcesses(steps));
+                    out.job(serial, JobAction::ShowProcesses(processes));
                 }
             }
             Request::Drop { key } => {
@@ -155,9 +155,9 @@ impl<B: Body> Core<B> {
                 }
             }
             Request::Spawn(spawn) => {
-                let step = spawn.step;
-                if !job.has_started(step) && job.spawn(spawn, out) {
-                    self.starts.push_back((serial, step));
+                let number = spawn.process;
+                if !job.has_started(number) && job.spawn(spawn, out) {
+                    self.starts.push_back((serial, number));
                 }
             }
             Request::Close { op, leftover_grace, lines, .. } => {

@@ -7,7 +7,7 @@ use super::action::{Action, Actions, Serial};
 use super::event::{Event, LogView, Moment};
 use super::job::{Job, Presence};
 use crate::protocol::{FromKeeper, KeeperSettings, Remembered};
-use step_runner_model::{JobKey, Outcome, Recent};
+use step_runner_model::{JobKey, Outcome, ProcessNumber, Recent};
 
 /// Minimum time between two reports of log lengths. Followers do not notice it, and the daemon wakes up far less
 /// often.
@@ -42,7 +42,7 @@ pub struct Core<B> {
     pub(super) digest_key: Option<[u8; 16]>,
     pub(super) actions: Actions,
     /// Steps that wait to be started, in the order asked for.
-    pub(super) starts: VecDeque<(Serial, u32)>,
+    pub(super) starts: VecDeque<(Serial, ProcessNumber)>,
     timers: BTreeSet<(Instant, Serial)>,
     /// Jobs whose logs grew since the daemon was told.
     grown: Vec<Serial>,
@@ -148,8 +148,8 @@ impl<B: Body> Core<B> {
     /// Starts one step and returns its job. A start may take long, so the caller looks for requests between two
     /// starts.
     pub fn start_next(&mut self, now: Instant) -> Option<Serial> {
-        let (serial, step) = self.starts.pop_front()?;
-        self.on(serial, Event::Turn(step), now);
+        let (serial, number) = self.starts.pop_front()?;
+        self.on(serial, Event::Turn(number), now);
         Some(serial)
     }
 

@@ -8,7 +8,7 @@ use super::job::Job;
 use super::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
 use crate::protocol::{FromKeeper, SpawnStep, StepEnd, StepEnded};
 use step_runner_log::journal::event::Event as JournalEvent;
-use step_runner_model::{ExitStatus, LogChannel, StepUsage};
+use step_runner_model::{ExitStatus, LogChannel, ProcessNumber, StepUsage};
 
 /// Status of a process that nobody could wait for.
 const KILLED: ExitStatus = ExitStatus::Signal(9);
@@ -22,11 +22,11 @@ impl Job {
         }
         // No new step starts once the end of the job was asked for.
         if self.is_ended() {
-            self.not_started(request.step, NotStarted::Cancelled, out);
+            self.not_started(request.process, NotStarted::Cancelled, out);
             return false;
         }
         if let Some(grace) = request.closes {
-            self.last_step = Some((request.step, grace));
+            self.last_step = Some((request.process, grace));
         }
         // Most jobs have one step at a time: the memory of a job counts when thousands run.
         self.processes.reserve_exact(1);
@@ -35,13 +35,13 @@ impl Job {
     }
 
     /// True if the step was asked for before.
-    pub(super) fn has_started(&self, step: u32) -> bool {
-        self.index(step).is_some() || self.over.iter().rev().any(|over| over.step == step)
+    pub(super) fn has_started(&self, number: ProcessNumber) -> bool {
+        self.index(number).is_some() || self.over.iter().rev().any(|over| over.process == number)
     }
 
     /// Starts the step, because its turn has come.
-    pub(super) fn turn(&mut self, step: u32, out: &mut Actions) {
-        let Some(index) = self.index(step) else { return };
+    pub(super) fn turn(&mut self, number: ProcessNumber, out: &mut Actions) {
+        let Some(index) = self.index(number) else { return };
         if self.processes.get(index).is_some_and(|process| matches!(process.stage, Stage::Starting { .. })) {
             self.start(index, out);
         }
@@ -51,23 +51,23 @@ impl Job {
         let is_stopped = self.processes.get(index).is_some_and(|process| process.stop.is_some());
         if self.ending.is_some() || is_stopped {
             let process = self.processes.remove(index);
-            self.not_started(process.step, NotStarted::Cancelled, out);
+            self.not_started(process.number, NotStarted::Cancelled, out);
         } else if let Some(process) = self.processes.get_mut(index) {
             if let Stage::Starting { at, .. } = &mut process.stage {
                 *at = None;
             }
-            out.job(self.serial, JobAction::Start(process.step));
+            out.job(self.serial, JobAction::Start(process.number));
         }
     }
 
-    pub(super) fn started(&mut self, step: u32) {
-        if let Some(process) = self.process(step) {
+    pub(super) fn started(&mut self, number: ProcessNumber) {
+        if let Some(process) = self.process(number) {
             process.stage = Stage::Running { wake_at: None };
         }
     }
 
-    pub(super) fn ordered(&mut self, step: u32, at: &Moment<'_>) {
-        let Some(index) = self.index(step) else { return };
+    pub(super) fn ordered(&mut self, number: ProcessNumber, at: &Moment<'_>) {
+        let Some(index) = self.index(number) else { return };
         let Some(process) = self.processes.get_mut(index) else { return };
         let stage = std::mem::replace(&mut process.stage, Stage::Running { wake_at: None });
         process.stage = match stage {
@@ -80,12 +80,12 @@ impl Job {
 
     pub(super) fn start_failed(
         &mut self,
-        step: u32,
+        number: ProcessNumber,
         failure: StartFailure,
         at: &Moment<'_>,
         out: &mut Actions,
     ) {
-        let Some(index) = self.index(step) else { return };
+        let Some(index) = self.index(number) else { return };
         let process = self.processes.swap_remove(index);
         match process.stage {
             Stage::Starting { request, tries, .. } | Stage::Launching { request, tries, .. }
@@ -94,33 +94,33 @@ impl Job {
                 let stage = Stage::Starting { request, tries: tries + 1, at: Some(at.now + BUSY_PAUSE) };
                 self.processes.push(Process { stage, ..process });
             }
-            _ => self.not_started(step, NotStarted::Failed(failure), out),
+            _ => self.not_started(number, NotStarted::Failed(failure), out),
         }
     }
 
-    pub(super) fn not_started(&self, step: u32, why: NotStarted, out: &mut Actions) {
-        out.job(self.serial, JobAction::NotStarted(step, why));
+    pub(super) fn not_started(&self, number: ProcessNumber, why: NotStarted, out: &mut Actions) {
+        out.job(self.serial, JobAction::NotStarted(number, why));
     }
 
     /// Continues a reaper that owes news of the step, now and from time to time.
-    pub(super) fn wake(&mut self, step: u32, at: &Moment<'_>, out: &mut Actions) {
+    pub(super) fn wake(&mut self, number: ProcessNumber, at: &Moment<'_>, out: &mut Actions) {
         let next = at.now + WAKE_PAUSE;
-        match self.process(step).map(|process| &mut process.stage) {
+        match self.process(number).map(|process| &mut process.stage) {
             Some(Stage::Launching { wake_at, .. }) => *wake_at = next,
             Some(Stage::Running { wake_at, .. }) => *wake_at = Some(next),
             _ => return,
         }
-        out.job(self.serial, JobAction::WakeReaper(step));
+        out.job(self.serial, JobAction::WakeReaper(number));
     }
 
     pub(super) fn exited(
         &mut self,
-        step: u32,
+        number: ProcessNumber,
         status: ExitStatus,
         usage: Option<StepUsage>,
         at: &Moment<'_>,
     ) {
-        if let Some(process) = self.process(step)
+        if let Some(process) = self.process(number)
             && matches!(process.stage, Stage::Running { .. })
         {
             process.drain(status, usage, at.now);
@@ -131,13 +131,13 @@ impl Job {
     /// drained.
     pub(super) fn read(
         &mut self,
-        step: u32,
+        number: ProcessNumber,
         came: bool,
         is_drained: bool,
         at: &Moment<'_>,
         out: &mut Actions,
     ) {
-        let Some(index) = self.index(step) else { return };
+        let Some(index) = self.index(number) else { return };
         let Some(process) = self.processes.get_mut(index) else { return };
         let Stage::Draining { last_byte, .. } = &mut process.stage else { return };
         if came {
@@ -157,8 +157,8 @@ impl Job {
             Stage::Draining { status, usage, .. } => (*status, *usage),
             _ => (KILLED, None),
         };
-        let (step, name) = (process.step, std::mem::take(&mut process.name));
-        let finish = FinishStep { step, name, status, usage, names_left };
+        let (number, name) = (process.number, std::mem::take(&mut process.name));
+        let finish = FinishStep { process: number, name, status, usage, names_left };
         out.job(self.serial, JobAction::FinishStep(finish));
     }
 
@@ -174,24 +174,24 @@ impl Job {
         {
             // One message reports both ends. The journal needs no line, because no process is left to look for.
             over.closes = true;
-            self.forget_process(over.step);
+            self.forget_process(over.process);
             self.tell_ended(over, out);
             return self.close(grace, Vec::new(), None, at.now, out);
         }
-        let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
+        let ended = JournalEvent::StepEnded { process: over.process, status: Some(status) };
         // Processes that were given up for the whole job are not killed once more for their step.
-        let stop = self.process(over.step).and_then(|process| process.stop.clone());
+        let stop = self.process(over.process).and_then(|process| process.stop.clone());
         let is_given_up = self.ending.iter().chain(&stop).any(|ending| ending.has_given_up(at.now));
         if over.left > 0 && !at.settings.leftover_keep && !is_given_up {
             self.journal(ended, out);
-            out.job(self.serial, JobAction::KillStep(over.step));
+            out.job(self.serial, JobAction::KillStep(over.process));
             let give_up_at = at.now + at.settings.kill_wait;
-            if let Some(process) = self.process(over.step) {
+            if let Some(process) = self.process(over.process) {
                 process.stage = Stage::Clearing { over: Box::new(over), give_up_at, at: at.now };
             }
         } else {
             // Report first, then write the journal line: it is read only if this process dies.
-            self.forget_process(over.step);
+            self.forget_process(over.process);
             self.tell_ended(over, out);
             out.push(Action::Flush);
             self.journal(ended, out);
@@ -200,9 +200,9 @@ impl Job {
 
     /// Returns the grace for the end of the job, if the end of this step closes the job.
     fn closes_with(&self, over: &StepEnded) -> Option<Duration> {
-        let (_, grace) = self.last_step.filter(|(step, _)| *step == over.step)?;
+        let (_, grace) = self.last_step.filter(|(number, _)| *number == over.process)?;
         let is_stopped =
-            self.processes.iter().any(|process| process.step == over.step && process.stop.is_some());
+            self.processes.iter().any(|process| process.number == over.process && process.stop.is_some());
         let is_free = self.ending.is_none() && self.closing.is_none() && self.closed.is_none() && !is_stopped;
         (is_free && matches!(over.end, StepEnd::Exited(status) if status.is_success())).then_some(grace)
     }
@@ -216,34 +216,40 @@ impl Job {
     pub(super) fn steps_due(&mut self, at: &Moment<'_>, out: &mut Actions) {
         let mut index = 0;
         while let Some(process) = self.processes.get(index) {
-            let step = process.step;
+            let number = process.number;
             self.climb_stop(index, at, out);
-            let Some(process) = self.processes.get(index).filter(|process| process.step == step) else {
+            let Some(process) = self.processes.get(index).filter(|process| process.number == number) else {
                 continue;
             };
             if process.due(at.log.is_waiting()).is_some_and(|due| due <= at.now) {
                 match process.stage {
                     Stage::Starting { .. } => self.start(index, out),
-                    Stage::Launching { .. } | Stage::Running { .. } => self.wake(step, at, out),
+                    Stage::Launching { .. } | Stage::Running { .. } => self.wake(number, at, out),
                     Stage::Draining { .. } => self.finish(index, out),
                     Stage::Clearing { .. } => {
-                        out.job(self.serial, JobAction::CheckEmpty(EmptyCheck::Clear(step)));
+                        out.job(self.serial, JobAction::CheckEmpty(EmptyCheck::Clear(number)));
                     }
                 }
             }
             // A step that could not be started was removed, and the next one has its index now.
-            index += usize::from(self.processes.get(index).is_some_and(|process| process.step == step));
+            index += usize::from(self.processes.get(index).is_some_and(|process| process.number == number));
         }
     }
 
     /// Reports a step whose left-over processes are gone or cannot be killed, or kills them again.
-    pub(super) fn checked_cleared(&mut self, step: u32, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
-        let Some(index) = self.index(step) else { return };
+    pub(super) fn checked_cleared(
+        &mut self,
+        number: ProcessNumber,
+        is_empty: bool,
+        at: &Moment<'_>,
+        out: &mut Actions,
+    ) {
+        let Some(index) = self.index(number) else { return };
         let Some(process) = self.processes.get_mut(index) else { return };
         let Stage::Clearing { give_up_at, at: next, .. } = &mut process.stage else { return };
         if !is_empty && at.now < *give_up_at {
             *next = at.now + CLEAR_PAUSE;
-            out.job(self.serial, JobAction::KillStep(step));
+            out.job(self.serial, JobAction::KillStep(number));
         } else if let Stage::Clearing { over, .. } = self.processes.swap_remove(index).stage {
             self.tell_ended(*over, out);
         }
@@ -251,20 +257,20 @@ impl Job {
 
     /// Ends the steps whose process cannot be killed (service.md §6.2). False if there is none.
     pub(super) fn give_up_steps(&mut self, out: &mut Actions) -> bool {
-        let steps: Vec<u32> = self.processes.iter().map(|process| process.step).collect();
-        let given_up = steps.into_iter().filter(|step| self.give_up_step(*step, out));
+        let numbers: Vec<ProcessNumber> = self.processes.iter().map(|process| process.number).collect();
+        let given_up = numbers.into_iter().filter(|number| self.give_up_step(*number, out));
         given_up.count() > 0
     }
 
     /// Ends a step whose process cannot be killed. False if it has none yet.
-    pub(super) fn give_up_step(&mut self, step: u32, out: &mut Actions) -> bool {
-        let Some(index) = self.index(step) else { return false };
+    pub(super) fn give_up_step(&mut self, number: ProcessNumber, out: &mut Actions) -> bool {
+        let Some(index) = self.index(number) else { return false };
         let Some(process) = self.processes.get(index) else { return false };
         match process.stage {
             Stage::Running { .. } | Stage::Draining { .. } => self.finish(index, out),
             Stage::Launching { .. } => {
                 let process = self.processes.remove(index);
-                self.not_started(process.step, NotStarted::GivenUp, out);
+                self.not_started(process.number, NotStarted::GivenUp, out);
             }
             Stage::Clearing { .. } => {
                 if let Stage::Clearing { over, .. } = self.processes.remove(index).stage {
@@ -278,7 +284,7 @@ impl Job {
 
     /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the runtime
     /// reports. The job's other processes cannot be told from those of other killed reapers, so all are killed.
-    pub(super) fn reaper_lost(&mut self, step: Option<u32>, out: &mut Actions) {
+    pub(super) fn reaper_lost(&mut self, number: Option<ProcessNumber>, out: &mut Actions) {
         const WHAT: &str =
             "the reaper process of this job was killed, so all processes of the job are killed too";
         out.push(Action::Notice(format!("job {}: {WHAT}", self.key())));
@@ -287,23 +293,23 @@ impl Job {
         }
         out.job(self.serial, JobAction::Kill);
         let launching = |process: &Process| {
-            Some(process.step) == step && matches!(process.stage, Stage::Launching { .. })
+            Some(process.number) == number && matches!(process.stage, Stage::Launching { .. })
         };
         if let Some(index) = self.processes.iter().position(launching) {
             let process = self.processes.remove(index);
-            self.not_started(process.step, NotStarted::ReaperKilled, out);
+            self.not_started(process.number, NotStarted::ReaperKilled, out);
         }
     }
 
-    pub(super) fn index(&self, step: u32) -> Option<usize> {
-        self.processes.iter().position(|process| process.step == step)
+    pub(super) fn index(&self, number: ProcessNumber) -> Option<usize> {
+        self.processes.iter().position(|process| process.number == number)
     }
 
-    pub(super) fn process(&mut self, step: u32) -> Option<&mut Process> {
-        self.processes.iter_mut().find(|process| process.step == step)
+    pub(super) fn process(&mut self, number: ProcessNumber) -> Option<&mut Process> {
+        self.processes.iter_mut().find(|process| process.number == number)
     }
 
-    fn forget_process(&mut self, step: u32) {
-        self.processes.retain(|process| process.step != step);
+    fn forget_process(&mut self, number: ProcessNumber) {
+        self.processes.retain(|process| process.number != number);
     }
 }

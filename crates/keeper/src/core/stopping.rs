@@ -8,13 +8,14 @@ use super::ending::Ending;
 use super::event::Moment;
 use super::job::Job;
 use crate::protocol::FromKeeper;
+use step_runner_model::{CallId, ProcessNumber};
 
 /// The end of what some steps have left.
 pub(super) struct Clearance {
-    /// The step that waits for it.
-    step: u32,
-    /// The steps that have left it.
-    steps: Vec<u32>,
+    /// The call that waits for it.
+    call: CallId,
+    /// The processes of the steps that have left it.
+    processes: Vec<ProcessNumber>,
     ending: Ending,
     /// True once the processes were asked to end.
     is_asked: bool,
@@ -23,15 +24,21 @@ pub(super) struct Clearance {
 impl Job {
     /// Asks a step to end, and kills it after `grace`. A shorter grace wins, a longer one is ignored. A step that is not
     /// started yet does not start.
-    pub(super) fn stop_step(&mut self, step: u32, grace: Duration, now: Instant, out: &mut Actions) {
-        let Some(process) = self.process(step) else { return };
+    pub(super) fn stop_step(
+        &mut self,
+        number: ProcessNumber,
+        grace: Duration,
+        now: Instant,
+        out: &mut Actions,
+    ) {
+        let Some(process) = self.process(number) else { return };
         let is_first = process.stop.is_none();
         let stop = process.stop.get_or_insert_with(|| Ending::new(now, grace));
         stop.shorten(grace);
         stop.rest();
         if is_first && process.has_process() {
             out.job(self.serial, JobAction::Thaw);
-            out.job(self.serial, JobAction::Terminate(step));
+            out.job(self.serial, JobAction::Terminate(number));
         }
     }
 
@@ -41,72 +48,72 @@ impl Job {
         if process.stop_due().is_none_or(|due| due > at.now) {
             return;
         }
-        let (step, Some(stop)) = (process.step, &mut process.stop) else { return };
+        let (number, Some(stop)) = (process.number, &mut process.stop) else { return };
         let rung = stop.check(at.now, false, at.settings.kill_wait);
         if rung.again {
             out.job(self.serial, JobAction::ThawSurvivors);
         }
         if rung.kill {
-            out.job(self.serial, JobAction::KillStep(step));
+            out.job(self.serial, JobAction::KillStep(number));
         }
         if rung.given_up {
-            self.give_up_step(step, out);
+            self.give_up_step(number, out);
         }
     }
 
-    /// Ends what `steps` have left, first gently, for a step that waits for it. Told once for each step that waits, however
-    /// often it is asked for.
+    /// Ends what the steps of `processes` have left, first gently, for a call that waits for it. Told once for each call that
+    /// waits, however often it is asked for.
     pub(super) fn clear(
         &mut self,
-        step: u32,
-        steps: Vec<u32>,
+        call: CallId,
+        processes: Vec<ProcessNumber>,
         grace: Duration,
         now: Instant,
         out: &mut Actions,
     ) {
-        if self.is_ended() || self.clearances.iter().any(|clearance| clearance.step == step) {
+        if self.is_ended() || self.clearances.iter().any(|clearance| clearance.call == call) {
             return;
         }
         let ending = Ending::new(now, grace);
-        out.job(self.serial, JobAction::CheckLeftEmpty { step, steps: steps.clone() });
-        self.clearances.push(Clearance { step, steps, ending, is_asked: false });
+        out.job(self.serial, JobAction::CheckLeftEmpty { call, processes: processes.clone() });
+        self.clearances.push(Clearance { call, processes, ending, is_asked: false });
     }
 
-    /// Takes the answer whether anything is left that `step` waits for.
+    /// Takes the answer whether anything is left that `call` waits for.
     pub(super) fn checked_left_empty(
         &mut self,
-        step: u32,
+        call: CallId,
         is_empty: bool,
         at: &Moment<'_>,
         out: &mut Actions,
     ) {
-        let Some(index) = self.clearances.iter().position(|clearance| clearance.step == step) else { return };
+        let Some(index) = self.clearances.iter().position(|clearance| clearance.call == call) else { return };
         let Some(clearance) = self.clearances.get_mut(index) else { return };
-        let steps = clearance.steps.clone();
+        let processes = clearance.processes.clone();
         if !is_empty && !std::mem::replace(&mut clearance.is_asked, true) {
             out.job(self.serial, JobAction::Thaw);
-            out.job(self.serial, JobAction::TerminateLeft(steps.clone()));
+            out.job(self.serial, JobAction::TerminateLeft(processes.clone()));
         }
         let rung = clearance.ending.check(at.now, is_empty, at.settings.kill_wait);
         if is_empty || rung.given_up {
             self.clearances.swap_remove(index);
-            return self.tell(FromKeeper::Cleared { key: self.key(), step }, out);
+            return self.tell(FromKeeper::Cleared { key: self.key(), call }, out);
         }
         if rung.again {
             out.job(self.serial, JobAction::ThawSurvivors);
         }
         if rung.kill {
-            for step in steps {
-                out.job(self.serial, JobAction::KillStep(step));
+            for process in processes {
+                out.job(self.serial, JobAction::KillStep(process));
             }
         }
     }
 
-    /// Looks again for what steps wait for, where that is due.
+    /// Looks again for what calls wait for, where that is due.
     pub(super) fn clearances_due(&self, at: &Moment<'_>, out: &mut Actions) {
         for clearance in self.clearances.iter().filter(|clearance| clearance.ending.check_at() <= at.now) {
-            let (step, steps) = (clearance.step, clearance.steps.clone());
-            out.job(self.serial, JobAction::CheckLeftEmpty { step, steps });
+            let (call, processes) = (clearance.call, clearance.processes.clone());
+            out.job(self.serial, JobAction::CheckLeftEmpty { call, processes });
         }
     }
 
@@ -115,7 +122,7 @@ impl Job {
         self.clearances.iter().map(|clearance| clearance.ending.check_at()).min()
     }
 
-    /// Looks at once for what steps wait for, as processes of the job have ended.
+    /// Looks at once for what calls wait for, as processes of the job have ended.
     pub(super) fn clear_anew(&mut self, now: Instant) {
         self.clearances.iter_mut().for_each(|clearance| clearance.ending.hurry(now));
     }

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use step_runner_model::{ExitStatus, FinishedProcess, Shortage};
+use step_runner_model::{ExitStatus, FinishedProcess, ProcessNumber, Shortage};
 use step_runner_process::cgroup::Usage;
 use step_runner_process::spawn::Stage;
 
 /// End of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepEnded {
-    /// The step.
-    pub step: u32,
+    /// Its process.
+    pub process: ProcessNumber,
     /// Exit of its process, or the failure to start it.
     pub end: StepEnd,
     /// Living processes of the job after the step, those left earlier included.

@@ -14,7 +14,7 @@ use super::places::{Holder, Place, Places};
 use super::shared::{KeeperShared, Token};
 use super::strays::{has_strays, kill_strays, strays};
 use crate::core::Serial;
-use step_runner_model::{LimitName, ResourceLimits, Shortage};
+use step_runner_model::{LimitName, ProcessNumber, ResourceLimits, Shortage};
 use step_runner_process::cgroup::{Leaf, Pool, StepGroup, Usage};
 use step_runner_process::controllers::{Controller, LimitCounts};
 use step_runner_process::group;
@@ -57,8 +57,8 @@ pub(super) struct Containment {
 
 /// A reaper that was killed.
 pub(super) struct LostReaper {
-    /// The step that it held, if there was one.
-    pub(super) step: Option<u32>,
+    /// The process that it held, if there was one.
+    pub(super) process: Option<ProcessNumber>,
 }
 
 /// A start under way.
@@ -77,23 +77,23 @@ impl Containment {
     /// Starts a step, or orders a reaper to start it.
     pub(super) fn start(
         &mut self,
-        step: u32,
+        process: ProcessNumber,
         command: &Command<'_>,
         shared: &mut KeeperShared,
     ) -> Result<StartOutcome, SpawnError> {
         // An attempt before may have failed.
-        self.vacate(step);
+        self.vacate(process);
         self.clear_empty_places();
         let limits = |error: io::Error| SpawnError::new(Stage::Limits, &error);
         self.prepare_leaf(shared).map_err(limits)?;
-        let holder = self.holder_for(step, shared)?;
+        let holder = self.holder_for(process, shared)?;
         // After the reaper was started: the limits may count it, too.
         if self.legacy_groups.is_none() {
             self.make_legacy_groups(shared).map_err(limits)?;
         }
         self.deserted = false;
         self.settled.take();
-        let mut place = Place::new(step, holder, self.count());
+        let mut place = Place::new(process, holder, self.count());
         let outcome = self.start_in(&mut place, command, shared);
         if outcome.is_ok() || place.reaper().is_some() {
             self.places.0.push(place);
@@ -121,12 +121,16 @@ impl Containment {
     }
 
     /// Returns the place for the processes of a step that is about to start.
-    fn holder_for(&mut self, step: u32, shared: &mut KeeperShared) -> Result<Holder, SpawnError> {
+    fn holder_for(
+        &mut self,
+        process: ProcessNumber,
+        shared: &mut KeeperShared,
+    ) -> Result<Holder, SpawnError> {
         if let (Some(leaf), Some(pool)) = (&self.leaf, shared.pool.as_mut()) {
             if self.places.0.is_empty() && (self.deserted || !leaf.is_populated()) {
                 return Ok(Holder::Leaf);
             }
-            let group = pool.make_step_group(leaf, step);
+            let group = pool.make_step_group(leaf, process);
             return group.map(Holder::Group).map_err(|error| SpawnError::new(Stage::Cgroup, &error));
         }
         self.goes_without = true;
@@ -138,26 +142,26 @@ impl Containment {
     }
 
     /// Notes that a step is over. What it has left stays in its place.
-    pub(super) fn end_step(&mut self, step: u32) {
-        if let Some(place) = self.places.0.iter_mut().find(|place| place.step == step) {
+    pub(super) fn end_step(&mut self, process: ProcessNumber) {
+        if let Some(place) = self.places.0.iter_mut().find(|place| place.process == process) {
             place.is_running = false;
         }
     }
 
     /// Gives up the places of steps that are over and have left nothing.
     fn clear_empty_places(&mut self) {
-        let over: Vec<u32> =
-            self.places.0.iter().filter(|place| !place.is_running).map(|place| place.step).collect();
-        for step in over {
+        let ended: Vec<ProcessNumber> =
+            self.places.0.iter().filter(|place| !place.is_running).map(|place| place.process).collect();
+        for process in ended {
             let is_empty = |place| self.deserted || self.places.is_empty(place, self.leaf.as_ref());
-            if self.places.of(step).is_some_and(is_empty) {
-                self.vacate(step);
+            if self.places.of(process).is_some_and(is_empty) {
+                self.vacate(process);
             }
         }
     }
 
-    fn vacate(&mut self, step: u32) {
-        let Some(index) = self.places.0.iter().position(|place| place.step == step) else { return };
+    fn vacate(&mut self, process: ProcessNumber) {
+        let Some(index) = self.places.0.iter().position(|place| place.process == process) else { return };
         let Holder::Reaper(reaper) = self.places.0.swap_remove(index).holder else { return };
         if reaper.is_empty() && self.idle.is_none() {
             self.idle = Some(reaper);
@@ -225,9 +229,9 @@ impl Containment {
         Ok(())
     }
 
-    fn confinement<'a>(&'a self, step: Option<&'a StepGroup>) -> Confinement<'a> {
+    fn confinement<'a>(&'a self, group: Option<&'a StepGroup>) -> Confinement<'a> {
         Confinement {
-            cgroup: step.map(StepGroup::directory).or_else(|| self.leaf.as_ref().map(Leaf::directory)),
+            cgroup: group.map(StepGroup::directory).or_else(|| self.leaf.as_ref().map(Leaf::directory)),
             join: self.legacy_groups.as_ref().map(LegacyGroups::procs).unwrap_or_default(),
             open_files: self.limits.open_files,
             user_processes: self.user_processes,
@@ -247,8 +251,8 @@ impl Containment {
     }
 
     /// Returns the resource that ran short since this step was started.
-    pub(super) fn shortage(&self, step: u32) -> Option<Shortage> {
-        let counts = self.places.of(step)?.counts;
+    pub(super) fn shortage(&self, process: ProcessNumber) -> Option<Shortage> {
+        let counts = self.places.of(process)?.counts;
         let now = self.count();
         if now.oom_kills > counts.oom_kills {
             Some(Shortage::Memory)
@@ -266,18 +270,18 @@ impl Containment {
         self.reaped = self.reaped.saturating_add(time);
     }
 
-    /// Reads a message of one of the job's reapers. Returns it with the step that the reaper holds, if there is one.
+    /// Reads a message of one of the job's reapers. Returns it with the process that the reaper holds, if there is one.
     pub(super) fn receive(
         &mut self,
         shared: &KeeperShared,
-    ) -> Option<(Option<u32>, ReaperEvent, Option<OwnedFd>)> {
+    ) -> Option<(Option<ProcessNumber>, ReaperEvent, Option<OwnedFd>)> {
         let placed = self.places.0.iter_mut().filter_map(|place| match &mut place.holder {
-            Holder::Reaper(reaper) => Some((Some(place.step), reaper)),
+            Holder::Reaper(reaper) => Some((Some(place.process), reaper)),
             Holder::Leaf | Holder::Group(_) => None,
         });
-        for (step, reaper) in placed.chain(self.idle.iter_mut().map(|reaper| (None, reaper))) {
+        for (process, reaper) in placed.chain(self.idle.iter_mut().map(|reaper| (None, reaper))) {
             match reaper.receive() {
-                Received::Event(event, pidfd) => return Some((step, event, pidfd)),
+                Received::Event(event, pidfd) => return Some((process, event, pidfd)),
                 Received::Nothing => {}
                 // Its processes become ours when it dies, which its pidfd reports, not when it closes the socket.
                 Received::Ended => shared.readiness.forget(reaper.socket()),
@@ -287,8 +291,8 @@ impl Containment {
     }
 
     /// Continues a step's reaper, in case a process of the job has stopped it. Called when the reaper owes news.
-    pub(super) fn wake_reaper(&self, step: u32) {
-        if let Some(reaper) = self.places.of(step).and_then(Place::reaper) {
+    pub(super) fn wake_reaper(&self, process: ProcessNumber) {
+        if let Some(reaper) = self.places.of(process).and_then(Place::reaper) {
             reaper.wake();
         }
     }
@@ -297,16 +301,16 @@ impl Containment {
     /// reaper is dead.
     pub(super) fn take_lost_reaper(&mut self) -> Option<LostReaper> {
         let is_gone = |place: &Place| place.reaper().is_some_and(ReaperHandle::is_gone);
-        let (step, reaper) = match self.places.0.iter().position(is_gone) {
+        let (process, reaper) = match self.places.0.iter().position(is_gone) {
             Some(index) => {
                 let place = self.places.0.swap_remove(index);
-                (Some(place.step), place.reaper().map(ReaperHandle::used))
+                (Some(place.process), place.reaper().map(ReaperHandle::used))
             }
             None => (None, Some(self.idle.take_if(|idle| idle.is_gone())?.used())),
         };
         self.reaped = self.reaped.saturating_add(reaper.unwrap_or_default());
         self.has_strays = true;
-        Some(LostReaper { step })
+        Some(LostReaper { process })
     }
 
     /// Returns the living processes of the job, those of running steps too. Cheap if there are none.
@@ -340,14 +344,14 @@ impl Containment {
     }
 
     /// Returns the processes that steps have left, or those of a running step.
-    pub(super) fn members(&self, steps: &[u32]) -> Vec<Process> {
-        let places = steps.iter().filter_map(|step| self.places.of(*step));
+    pub(super) fn members(&self, processes: &[ProcessNumber]) -> Vec<Process> {
+        let places = processes.iter().filter_map(|process| self.places.of(*process));
         places.flat_map(|place| self.places.members(place, self.leaf.as_ref())).collect()
     }
 
     /// True if nothing is left in the places of these steps.
-    pub(super) fn are_empty(&self, steps: &[u32]) -> bool {
-        let mut places = steps.iter().filter_map(|step| self.places.of(*step));
+    pub(super) fn are_empty(&self, processes: &[ProcessNumber]) -> bool {
+        let mut places = processes.iter().filter_map(|process| self.places.of(*process));
         places.all(|place| self.places.is_empty(place, self.leaf.as_ref()))
     }
 
@@ -382,12 +386,12 @@ impl Containment {
     /// Sends SIGTERM and SIGCONT to the process group of a running step, whose process is `leader`: once to each process.
     pub(super) fn terminate_step(
         &mut self,
-        step: u32,
+        process: ProcessNumber,
         leader: Option<u32>,
         signs: &Signs<'_>,
         shared: &KeeperShared,
     ) {
-        if let Some(reaper) = self.places.of(step).and_then(Place::reaper) {
+        if let Some(reaper) = self.places.of(process).and_then(Place::reaper) {
             // Also reaches a step that the reaper is about to start.
             return reaper.terminate_step();
         }
@@ -400,8 +404,8 @@ impl Containment {
     }
 
     /// Sends SIGTERM and SIGCONT to the processes that these steps have left, and that have not got them yet.
-    pub(super) fn terminate_left(&mut self, steps: &[u32]) {
-        let places: Vec<&Place> = steps.iter().filter_map(|step| self.places.of(*step)).collect();
+    pub(super) fn terminate_left(&mut self, processes: &[ProcessNumber]) {
+        let places: Vec<&Place> = processes.iter().filter_map(|process| self.places.of(*process)).collect();
         places.iter().filter_map(|place| place.reaper()).for_each(ReaperHandle::terminate_rest);
         if let Some(leaf) = &self.leaf {
             let members = || places.iter().flat_map(|place| self.places.members(place, Some(leaf))).collect();
@@ -435,9 +439,9 @@ impl Containment {
             }
             return leaf.kill();
         }
-        let steps: Vec<u32> = self.places.0.iter().map(|place| place.step).collect();
-        for step in steps {
-            self.places.kill(step, None);
+        let processes: Vec<ProcessNumber> = self.places.0.iter().map(|place| place.process).collect();
+        for process in processes {
+            self.places.kill(process, None);
         }
         if self.has_strays {
             kill_strays(shared);
@@ -445,11 +449,11 @@ impl Containment {
     }
 
     /// Sends SIGKILL to the processes of a step, and to those `outside` that belong to it. Repeat it until none is left.
-    pub(super) fn kill_step(&mut self, step: u32, outside: &[Process]) {
-        for process in outside {
-            group::signal_process(process, &[Signal::KILL]);
+    pub(super) fn kill_step(&mut self, process: ProcessNumber, outside: &[Process]) {
+        for escaped in outside {
+            group::signal_process(escaped, &[Signal::KILL]);
         }
-        self.places.kill(step, self.leaf.as_ref());
+        self.places.kill(process, self.leaf.as_ref());
     }
 
     /// Returns the usage of the job: as counted by groups, else the processor time of reaped processes.

@@ -16,7 +16,7 @@ use crate::core::{Body, EmptyCheck, Event, FinishStep, Job, JobAction, LogView, 
 use crate::protocol::{Closed, KeeperError, RegisterJob, StepEnd, StepEnded};
 use step_runner_log::frame::STEP;
 use step_runner_log::journal::{Reader, event::End, event::Event as JournalEvent};
-use step_runner_model::{FinishedProcess, LogChannel, Outcome, Shortage, StepUsage};
+use step_runner_model::{FinishedProcess, LogChannel, Outcome, ProcessNumber, Shortage, StepUsage};
 use step_runner_process::sweep::Process;
 use step_runner_system::{failpoint, files};
 
@@ -75,28 +75,28 @@ impl JobBody {
             JobAction::Line(kind, text) => self.output.line(kind, &text, shared),
             JobAction::Journal(event) => shared.journal(job.key(), &event),
             JobAction::WatchUnfinished => self.output.watch_unfinished(),
-            JobAction::Start(step) => return self.start(step, job, shared),
-            JobAction::WakeReaper(step) => self.processes.containment.wake_reaper(step),
-            JobAction::NotStarted(step, why) => return Some(Event::Ended(self.not_started(step, why))),
+            JobAction::Start(process) => return self.start(process, job, shared),
+            JobAction::WakeReaper(process) => self.processes.containment.wake_reaper(process),
+            JobAction::NotStarted(process, why) => return Some(Event::Ended(self.not_started(process, why))),
             JobAction::FinishStep(finish) => {
                 return Some(Event::Ended(self.finish_step(&finish, shared)));
             }
-            JobAction::CheckEmpty(EmptyCheck::Clear(step)) => {
-                let is_empty = self.processes.containment.are_empty(&[step]);
-                return Some(Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty));
+            JobAction::CheckEmpty(EmptyCheck::Clear(process)) => {
+                let is_empty = self.processes.containment.are_empty(&[process]);
+                return Some(Event::CheckedEmpty(EmptyCheck::Clear(process), is_empty));
             }
             JobAction::CheckEmpty(check) => {
                 return Some(Event::CheckedEmpty(check, self.processes.is_empty(shared)));
             }
-            JobAction::CheckLeftEmpty { step, steps } => {
-                return Some(Event::CheckedLeftEmpty(step, self.processes.containment.are_empty(&steps)));
+            JobAction::CheckLeftEmpty { call, processes } => {
+                return Some(Event::CheckedLeftEmpty(call, self.processes.containment.are_empty(&processes)));
             }
-            JobAction::TerminateLeft(steps) => self.processes.containment.terminate_left(&steps),
-            JobAction::KillStep(step) => self.processes.kill_step(step, shared),
-            JobAction::ShowProcesses(steps) => self.show_processes(&steps, shared),
+            JobAction::TerminateLeft(processes) => self.processes.containment.terminate_left(&processes),
+            JobAction::KillStep(process) => self.processes.kill_step(process, shared),
+            JobAction::ShowProcesses(processes) => self.show_processes(&processes, shared),
             JobAction::Thaw => self.processes.containment.thaw(shared),
             JobAction::ThawSurvivors => self.processes.thaw_survivors(shared),
-            JobAction::Terminate(step) => self.processes.terminate(step, shared),
+            JobAction::Terminate(process) => self.processes.terminate(process, shared),
             JobAction::TerminateRest => self.processes.terminate_rest(shared),
             JobAction::Kill => self.processes.kill(shared),
             JobAction::WriteEnd { lines, has_survivors } => {
@@ -110,57 +110,57 @@ impl JobBody {
         None
     }
 
-    fn start(&mut self, step: u32, job: &Job, shared: &mut KeeperShared) -> Option<Event> {
-        Some(match self.processes.start(job.request(step)?, shared) {
-            Ok(Some(started)) => self.started(step, started, job, shared),
-            Ok(None) => Event::Ordered(step),
-            Err(failure) => Event::StartFailed(step, failure),
+    fn start(&mut self, process: ProcessNumber, job: &Job, shared: &mut KeeperShared) -> Option<Event> {
+        Some(match self.processes.start(job.request(process)?, shared) {
+            Ok(Some(started)) => self.started(process, started, job, shared),
+            Ok(None) => Event::Ordered(process),
+            Err(failure) => Event::StartFailed(process, failure),
         })
     }
 
     /// Takes a process that has started: records it in the journal, and watches its pipes and its end.
     pub(super) fn started(
         &mut self,
-        step: u32,
+        process: ProcessNumber,
         started: StartedProcess,
         job: &Job,
         shared: &mut KeeperShared,
     ) -> Event {
         failpoint::hit("keeper::step::spawned");
         let StartedProcess { pid, pidfd, is_ours, start_time, stdout, stderr } = started;
-        let number = Pid::as_raw_nonzero(pid).get() as u32;
+        let leader = Pid::as_raw_nonzero(pid).get() as u32;
         if !job.is_dropped() {
-            let event = JournalEvent::StepStarted { step, pgid: number, pid: number, start_time };
+            let event = JournalEvent::StepStarted { process, pgid: leader, pid: leader, start_time };
             shared.journal(job.key(), &event);
         }
         let pipes = [(stdout, LogChannel::Out), (stderr, LogChannel::Err)];
-        let slot = job.request(step).map_or(STEP, |request| request.slot);
-        self.output.add_pipes(step, slot, pipes, self.serial, shared);
-        self.processes.watch(step, pid, pidfd, is_ours, start_time, shared);
-        Event::Started(step)
+        let slot = job.request(process).map_or(STEP, |request| request.slot);
+        self.output.add_pipes(process, slot, pipes, self.serial, shared);
+        self.processes.watch(process, pid, pidfd, is_ours, start_time, shared);
+        Event::Started(process)
     }
 
-    fn not_started(&mut self, step: u32, why: NotStarted) -> StepEnded {
-        self.processes.forget(step);
+    fn not_started(&mut self, process: ProcessNumber, why: NotStarted) -> StepEnded {
+        self.processes.forget(process);
         let end = processes::not_started(why);
         let usage = self.processes.containment.usage();
-        StepEnded { step, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
+        StepEnded { process, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
     }
 
     /// Ends the output of a step, and counts and names the processes it left.
     fn finish_step(&mut self, finish: &FinishStep, shared: &mut KeeperShared) -> StepEnded {
-        let FinishStep { step, name, status, usage: used, names_left } = finish;
-        self.processes.forget(*step);
-        self.output.finish_step(*step, shared);
+        let FinishStep { process, name, status, usage: used, names_left } = finish;
+        self.processes.forget(*process);
+        self.output.finish_step(*process, shared);
         let survivors = self.processes.left(shared);
-        let new = self.processes.leftovers.of_step(*step, &survivors);
+        let new = self.processes.leftovers.of_step(*process, &survivors);
         if !new.is_empty() && *names_left {
             let signs = self.processes.signs();
             let is_proven = |process: &Process| signs.prove(process, shared);
             let line = leftover::line(name, &new, is_proven, &self.output.masking);
             self.output.line(LogChannel::Out, &line, shared);
         }
-        let shortage = self.processes.containment.shortage(*step);
+        let shortage = self.processes.containment.shortage(*process);
         if let Some(shortage) = shortage.filter(|_| status.is_success()) {
             // Part of the step failed, but its status says success.
             let what = match shortage {
@@ -171,15 +171,15 @@ impl JobBody {
         }
         let (end, usage) = (StepEnd::Exited(*status), self.processes.containment.usage());
         let (left, ran) = (survivors.len() as u32, self.ran(*used));
-        StepEnded { step: *step, end, left, shortage, usage, ran, closes: false }
+        StepEnded { process: *process, end, left, shortage, usage, ran, closes: false }
     }
 
     /// Writes the processes of running steps to the log.
-    fn show_processes(&mut self, steps: &[u32], shared: &mut KeeperShared) {
-        let processes = self.processes.containment.members(steps);
+    fn show_processes(&mut self, processes: &[ProcessNumber], shared: &mut KeeperShared) {
+        let found = self.processes.containment.members(processes);
         let signs = self.processes.signs();
         let is_proven = |process: &Process| signs.prove(process, shared);
-        for line in tree::lines(&processes, is_proven, &self.output.masking) {
+        for line in tree::lines(&found, is_proven, &self.output.masking) {
             self.output.line(LogChannel::Err, &line, shared);
         }
     }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
 use super::masking::Masking;
+use step_runner_model::ProcessNumber;
 use step_runner_process::sweep::{Process, command_line};
 
 /// Maximum number of processes that one line names.
@@ -16,8 +17,8 @@ const MAX_COMMAND: usize = 80;
 /// Left-over processes of one job.
 #[derive(Default)]
 pub(super) struct Leftovers {
-    /// Groups of the running steps, by step.
-    running: Vec<(u32, u32)>,
+    /// Groups of the running steps, by the number of the process.
+    running: Vec<(ProcessNumber, u32)>,
     /// Groups of earlier steps.
     groups: HashSet<u32>,
     /// Sessions that left-over processes lead or led.
@@ -27,9 +28,9 @@ pub(super) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Begins a step whose process leads `group`.
-    pub(super) fn begin(&mut self, step: u32, group: u32) {
-        self.running.push((step, group));
+    /// Begins a step with this process, which leads `group`.
+    pub(super) fn begin(&mut self, process: ProcessNumber, group: u32) {
+        self.running.push((process, group));
         // Process ids are reused: the group with this number is the new one.
         self.groups.remove(&group);
         self.sessions.remove(&group);
@@ -41,10 +42,10 @@ impl Leftovers {
         self.running.iter().any(|(_, group)| process.group == *group) || self.groups.contains(&process.group)
     }
 
-    /// Ends the step. `survivors` are all living processes of the job but those of other running steps. Returns those that
-    /// this step left, by pid.
-    pub(super) fn of_step(&mut self, step: u32, survivors: &[Process]) -> Vec<Process> {
-        let index = self.running.iter().position(|(running, _)| *running == step);
+    /// Ends the step with this process. `survivors` are all living processes of the job but those of other running steps.
+    /// Returns those that this step left, by pid.
+    pub(super) fn of_step(&mut self, number: ProcessNumber, survivors: &[Process]) -> Vec<Process> {
+        let index = self.running.iter().position(|(running, _)| *running == number);
         let group = index.map(|index| self.running.swap_remove(index).1);
         let by_pid: HashMap<u32, &Process> = survivors.iter().map(|process| (process.pid, process)).collect();
         let (mut earlier, mut new) = (Vec::new(), Vec::new());

@@ -11,7 +11,7 @@ use super::pipe::Pipe;
 use super::shared::KeeperShared;
 use super::unfinished::UnfinishedReports;
 use crate::core::{Job, Serial};
-use step_runner_model::{LogChannel, text};
+use step_runner_model::{LogChannel, ProcessNumber, text};
 
 /// Reads of one pipe before other descriptors have their turn: enough to make the turn's own cost small.
 const READS_PER_TURN: usize = 4;
@@ -41,7 +41,8 @@ enum Reading {
 
 /// A pipe of a running step was read.
 pub(super) struct StepRead {
-    pub(super) step: u32,
+    /// Its process.
+    pub(super) process: ProcessNumber,
     /// True if bytes came.
     pub(super) came: bool,
     /// True if the step has no open pipe.
@@ -80,7 +81,7 @@ impl Output {
     /// Takes the pipes of a step that starts.
     pub(super) fn add_pipes(
         &mut self,
-        step: u32,
+        process: ProcessNumber,
         slot: u8,
         pipes: [(OwnedFd, LogChannel); 2],
         serial: Serial,
@@ -91,7 +92,7 @@ impl Output {
         for (fd, kind) in pipes {
             self.next_pipe += 1;
             let source = self.masking.source(slot, kind);
-            let pipe = Pipe::new(self.next_pipe, step, fd, (slot, kind), source);
+            let pipe = Pipe::new(self.next_pipe, process, fd, (slot, kind), source);
             if !self.is_parked {
                 pipe.watch(serial, shared);
             }
@@ -117,26 +118,31 @@ impl Output {
     /// Reads pipe `id`, which has bytes or was closed. Returns the result for the step that the pipe belongs to.
     pub(super) fn on_pipe(&mut self, id: u32, job: &Job, shared: &mut KeeperShared) -> Option<StepRead> {
         let index = self.pipes.iter().position(|pipe| pipe.id == id)?;
-        let step = self.pipes.get(index).and_then(|pipe| pipe.step);
+        let process = self.pipes.get(index).and_then(|pipe| pipe.process);
         let reading = self.read_pipe(index, READS_PER_TURN, job, shared);
-        let step = step?;
-        Some(StepRead { step, came: reading == Reading::Some, is_drained: self.is_drained(step) })
+        let process = process?;
+        Some(StepRead { process, came: reading == Reading::Some, is_drained: self.is_drained(process) })
     }
 
     /// Reads the pipes of a step whose process has ended. True if nobody else holds them.
-    pub(super) fn read_at_end(&mut self, step: u32, job: &Job, shared: &mut KeeperShared) -> bool {
+    pub(super) fn read_at_end(
+        &mut self,
+        process: ProcessNumber,
+        job: &Job,
+        shared: &mut KeeperShared,
+    ) -> bool {
         // In this order standard output comes first, as most programs complain last.
         let mut index = 0;
         while let Some(pipe) = self.pipes.get(index) {
-            let has_gone =
-                pipe.step == Some(step) && self.read_pipe(index, READS_AT_END, job, shared) == Reading::Ended;
+            let has_gone = pipe.process == Some(process)
+                && self.read_pipe(index, READS_AT_END, job, shared) == Reading::Ended;
             index += usize::from(!has_gone);
         }
-        self.is_drained(step)
+        self.is_drained(process)
     }
 
-    fn is_drained(&self, step: u32) -> bool {
-        !self.pipes.iter().any(|pipe| pipe.step == Some(step))
+    fn is_drained(&self, process: ProcessNumber) -> bool {
+        !self.pipes.iter().any(|pipe| pipe.process == Some(process))
     }
 
     /// Reads a pipe at most `reads` times. A pipe that has ended is removed.
@@ -174,9 +180,9 @@ impl Output {
     }
 
     /// Ends the output of a step. Further bytes from its pipes come from processes that outlive the step.
-    pub(super) fn finish_step(&mut self, step: u32, shared: &mut KeeperShared) {
+    pub(super) fn finish_step(&mut self, process: ProcessNumber, shared: &mut KeeperShared) {
         let now = shared.stamp();
-        for pipe in self.pipes.iter_mut().filter(|pipe| pipe.step == Some(step)) {
+        for pipe in self.pipes.iter_mut().filter(|pipe| pipe.process == Some(process)) {
             self.log.output(&now, |out| pipe.source.finish(&now, &mut shared.scratch.masked, out));
             pipe.become_leftover(self.masking.source(pipe.slot, pipe.kind));
         }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use super::shared::{KeeperShared, Token};
 use crate::core::Serial;
 use step_runner_log::pipeline::Pipeline;
-use step_runner_model::LogChannel;
+use step_runner_model::{LogChannel, ProcessNumber};
 
 /// The read end of a pipe, and the source it feeds.
 pub(super) struct Pipe {
@@ -15,9 +15,9 @@ pub(super) struct Pipe {
     pub(super) slot: u8,
     pub(super) kind: LogChannel,
     pub(super) source: Pipeline,
-    /// The running step that the pipe belongs to. `None` once the step is over and a process that outlives it holds
-    /// the pipe.
-    pub(super) step: Option<u32>,
+    /// The process of the running step that the pipe belongs to. `None` once the step is over and a process that outlives
+    /// it holds the pipe.
+    pub(super) process: Option<ProcessNumber>,
     /// The unfinished line that the daemon was told last; empty if it has ended.
     pub(super) told_unfinished: Vec<u8>,
 }
@@ -26,12 +26,12 @@ impl Pipe {
     /// Creates the pipe of a step that starts.
     pub(super) const fn new(
         id: u32,
-        step: u32,
+        process: ProcessNumber,
         fd: OwnedFd,
         (slot, kind): (u8, LogChannel),
         source: Pipeline,
     ) -> Self {
-        Self { id, fd, slot, kind, source, step: Some(step), told_unfinished: Vec::new() }
+        Self { id, fd, slot, kind, source, process: Some(process), told_unfinished: Vec::new() }
     }
 
     pub(super) fn watch(&self, serial: Serial, shared: &KeeperShared) {
@@ -43,6 +43,6 @@ impl Pipe {
     /// bytes go to `source`.
     pub(super) fn become_leftover(&mut self, source: Pipeline) {
         self.source = source;
-        self.step = None;
+        self.process = None;
     }
 }

@@ -6,6 +6,7 @@
 
 use rustix::process::Signal;
 
+use step_runner_model::ProcessNumber;
 use step_runner_process::cgroup::{Leaf, StepGroup};
 use step_runner_process::controllers::LimitCounts;
 use step_runner_process::group;
@@ -14,7 +15,8 @@ use step_runner_process::sweep::{Process, descendants};
 
 /// The place of one step.
 pub(super) struct Place {
-    pub(super) step: u32,
+    /// Number of its process.
+    pub(super) process: ProcessNumber,
     pub(super) holder: Holder,
     /// True until the step is over.
     pub(super) is_running: bool,
@@ -38,8 +40,8 @@ pub(super) enum Holder {
 pub(super) struct Places(pub(super) Vec<Place>);
 
 impl Place {
-    pub(super) const fn new(step: u32, holder: Holder, counts: LimitCounts) -> Self {
-        Self { step, holder, is_running: true, counts, kills: 0 }
+    pub(super) const fn new(process: ProcessNumber, holder: Holder, counts: LimitCounts) -> Self {
+        Self { process, holder, is_running: true, counts, kills: 0 }
     }
 
     pub(super) const fn group(&self) -> Option<&StepGroup> {
@@ -58,8 +60,8 @@ impl Place {
 }
 
 impl Places {
-    pub(super) fn of(&self, step: u32) -> Option<&Place> {
-        self.0.iter().find(|place| place.step == step)
+    pub(super) fn of(&self, process: ProcessNumber) -> Option<&Place> {
+        self.0.iter().find(|place| place.process == process)
     }
 
     pub(super) fn reapers(&self) -> impl Iterator<Item = &ReaperHandle> {
@@ -92,14 +94,14 @@ impl Places {
     }
 
     /// Sends SIGKILL to all processes in the place of a step. Repeat it until none is left.
-    pub(super) fn kill(&mut self, step: u32, leaf: Option<&Leaf>) {
+    pub(super) fn kill(&mut self, process: ProcessNumber, leaf: Option<&Leaf>) {
         let is_alone = self.0.len() == 1;
         let groups = self.groups();
-        if let (Some(Place { holder: Holder::Leaf, .. }), Some(leaf)) = (self.of(step), leaf) {
+        if let (Some(Place { holder: Holder::Leaf, .. }), Some(leaf)) = (self.of(process), leaf) {
             // With a single write, which also ends what forks without a pause.
             return if is_alone { leaf.kill() } else { leaf.kill_own(&groups) };
         }
-        let Some(place) = self.0.iter_mut().find(|place| place.step == step) else { return };
+        let Some(place) = self.0.iter_mut().find(|place| place.process == process) else { return };
         match &place.holder {
             Holder::Leaf => {}
             Holder::Group(group) => group.kill(),
@@ -107,8 +109,8 @@ impl Places {
                 reaper.kill();
                 // Something may keep the reaper from killing, so help it from the second time on.
                 if place.kills > 0 {
-                    for process in descendants(reaper.pid()) {
-                        group::signal_process(&process, &[Signal::KILL]);
+                    for descendant in descendants(reaper.pid()) {
+                        group::signal_process(&descendant, &[Signal::KILL]);
                     }
                 }
             }

@@ -11,7 +11,7 @@ use super::leftover::Leftovers;
 use super::shared::{KeeperShared, Token};
 use crate::core::{NotStarted, Serial, StartFailure};
 use crate::protocol::{RegisterJob, SpawnStep, StartPart, StepEnd};
-use step_runner_model::{ExitStatus, StepUsage};
+use step_runner_model::{ExitStatus, ProcessNumber, StepUsage};
 use step_runner_process::freezer::thaw_process;
 use step_runner_process::group;
 use step_runner_process::reaper::{OrderedPipes, ReaperEvent};
@@ -20,7 +20,8 @@ use step_runner_process::sweep::Process;
 
 /// The process of a running step, not yet reaped.
 struct Running {
-    step: u32,
+    /// Its number in the job.
+    process: ProcessNumber,
     pid: Pid,
     pidfd: Option<OwnedFd>,
     /// True if it is our child, and not the reaper's.
@@ -49,9 +50,9 @@ pub(super) enum Seen {
     /// It lives, or it is no process of a running step.
     Nothing,
     /// It has ended, and its reaper has to report how.
-    Reported(u32),
+    Reported(ProcessNumber),
     /// It has ended and was reaped.
-    Reaped(u32, ExitStatus, StepUsage),
+    Reaped(ProcessNumber, ExitStatus, StepUsage),
 }
 
 /// Processes of one job.
@@ -61,8 +62,8 @@ pub(super) struct Processes {
     pub(super) containment: Containment,
     pub(super) leftovers: Leftovers,
     running: Vec<Running>,
-    /// The steps that a reaper was ordered to start, and their pipes.
-    launching: Vec<(u32, OrderedPipes)>,
+    /// The processes that a reaper was ordered to start, and their pipes.
+    launching: Vec<(ProcessNumber, OrderedPipes)>,
 }
 
 impl Processes {
@@ -86,7 +87,7 @@ impl Processes {
         match self.start_contained(request, shared) {
             Ok(StartOutcome::Running(spawned)) => Ok(Some(spawned.into())),
             Ok(StartOutcome::Ordered(pipes)) => {
-                self.launching.push((request.step, pipes));
+                self.launching.push((request.process, pipes));
                 Ok(None)
             }
             Err(error) => Err(failure(error)),
@@ -104,7 +105,7 @@ impl Processes {
             env: &request.env,
             work_dir: &request.work_dir,
         };
-        let begun = self.containment.start(request.step, &command, shared);
+        let begun = self.containment.start(request.process, &command, shared);
         let Err(error) = &begun else { return begun };
         let exhausted = matches!(error.errno, Errno::AGAIN | Errno::NOMEM);
         let by_group = matches!(error.stage, Stage::Fork | Stage::Cgroup);
@@ -116,74 +117,78 @@ impl Processes {
             "control group refused a process ({}): a reaper holds the job's processes together",
             error.errno
         ));
-        self.containment.start(request.step, &command, shared)
+        self.containment.start(request.process, &command, shared)
     }
 
-    /// Returns the pipes of a step that its reaper was ordered to start, and forgets it, because the reaper has answered or
-    /// died.
-    pub(super) fn take_launched(&mut self, step: u32) -> Option<OrderedPipes> {
-        let index = self.launching.iter().position(|(launching, _)| *launching == step)?;
+    /// Returns the pipes of a process that its reaper was ordered to start, and forgets it, because the reaper has answered
+    /// or died.
+    pub(super) fn take_launched(&mut self, process: ProcessNumber) -> Option<OrderedPipes> {
+        let index = self.launching.iter().position(|(launching, _)| *launching == process)?;
         Some(self.launching.swap_remove(index).1)
     }
 
     /// Watches a process that runs.
     pub(super) fn watch(
         &mut self,
-        step: u32,
+        process: ProcessNumber,
         pid: Pid,
         pidfd: Option<OwnedFd>,
         is_ours: bool,
         start_time: u64,
         shared: &mut KeeperShared,
     ) {
-        let number = pid.as_raw_nonzero().get() as u32;
+        let leader = raw(pid);
         if is_ours {
-            shared.leaders.insert(number, self.serial);
+            shared.leaders.insert(leader, self.serial);
             shared.spans.begin(self.serial, self.tag, start_time);
         }
-        self.leftovers.begin(step, number);
-        let token = Token::Process(self.serial, step);
+        self.leftovers.begin(process, leader);
+        let token = Token::Process(self.serial, process);
         if pidfd.as_ref().is_some_and(|pidfd| shared.readiness.watch(pidfd, token, false).is_err()) {
             // Out of memory for the registration: SIGCHLD still reports the end.
             shared.notice("a process could not be watched".to_owned());
         }
         self.running.reserve_exact(1);
-        self.running.push(Running { step, pid, pidfd, is_ours });
+        self.running.push(Running { process, pid, pidfd, is_ours });
     }
 
-    /// Reaps the process of a running step, given by step and process id, if it has ended. A reaper's process is only
+    /// Reaps the process of a running step, given by its number and its pid, if it has ended. A reaper's process is only
     /// watched no more: its reaper reports the exit status.
-    pub(super) fn look_at(&mut self, is_it: impl Fn(u32, u32) -> bool, shared: &mut KeeperShared) -> Seen {
-        let found = self.running.iter().position(|run| is_it(run.step, number(run.pid)));
+    pub(super) fn look_at(
+        &mut self,
+        is_it: impl Fn(ProcessNumber, u32) -> bool,
+        shared: &mut KeeperShared,
+    ) -> Seen {
+        let found = self.running.iter().position(|run| is_it(run.process, raw(run.pid)));
         let Some((index, run)) = found.and_then(|index| Some((index, self.running.get(index)?))) else {
             return Seen::Nothing;
         };
         let Some(pidfd) = &run.pidfd else { return Seen::Nothing };
         if !run.is_ours {
             shared.readiness.forget(pidfd);
-            return Seen::Reported(run.step);
+            return Seen::Reported(run.process);
         }
         let Some((status, usage)) = group::reap(pidfd.as_fd()) else { return Seen::Nothing };
         let run = self.running.swap_remove(index);
-        shared.leaders.remove(&number(run.pid));
+        shared.leaders.remove(&raw(run.pid));
         if !self.running.iter().any(|run| run.is_ours) {
             shared.spans.end(self.serial);
         }
         self.containment.add_reaped(usage.time());
-        Seen::Reaped(run.step, status, usage)
+        Seen::Reaped(run.process, status, usage)
     }
 
     /// Forgets the running process of a step, as its reaper has reported its end or died. False if there is none.
-    pub(super) fn take_reported(&mut self, step: u32) -> bool {
-        let index = self.running.iter().position(|run| !run.is_ours && run.step == step);
+    pub(super) fn take_reported(&mut self, process: ProcessNumber) -> bool {
+        let index = self.running.iter().position(|run| !run.is_ours && run.process == process);
         index.map(|index| self.running.swap_remove(index)).is_some()
     }
 
     /// Forgets the process of a step that is over, dead or not.
-    pub(super) fn forget(&mut self, step: u32) {
-        self.running.retain(|run| run.step != step);
-        self.launching.retain(|(launching, _)| *launching != step);
-        self.containment.end_step(step);
+    pub(super) fn forget(&mut self, process: ProcessNumber) {
+        self.running.retain(|run| run.process != process);
+        self.launching.retain(|(launching, _)| *launching != process);
+        self.containment.end_step(process);
     }
 
     /// Returns what tells the job's processes from those of other jobs.
@@ -213,9 +218,9 @@ impl Processes {
     }
 
     /// Sends SIGTERM to the processes of a running step.
-    pub(super) fn terminate(&mut self, step: u32, shared: &KeeperShared) {
-        let leader = self.leader(step);
-        self.with_signs(|containment, signs| containment.terminate_step(step, leader, signs, shared));
+    pub(super) fn terminate(&mut self, process: ProcessNumber, shared: &KeeperShared) {
+        let leader = self.leader(process);
+        self.with_signs(|containment, signs| containment.terminate_step(process, leader, signs, shared));
     }
 
     /// Sends SIGTERM to all processes of the job that have not got it yet.
@@ -233,21 +238,21 @@ impl Processes {
     }
 
     /// Sends SIGKILL to the processes of a step.
-    pub(super) fn kill_step(&mut self, step: u32, shared: &KeeperShared) {
+    pub(super) fn kill_step(&mut self, process: ProcessNumber, shared: &KeeperShared) {
         let mut outside = Vec::new();
-        if let Some(run) = self.running.iter().find(|run| run.step == step) {
-            let leader = number(run.pid);
+        if let Some(run) = self.running.iter().find(|run| run.process == process) {
+            let leader = raw(run.pid);
             outside = self.containment.outside(&self.signs(), shared);
-            outside.retain(|process| is_below(process, leader));
+            outside.retain(|escaped| is_below(escaped, leader));
             if run.is_ours {
                 group::kill(run.pid);
             }
         }
-        self.containment.kill_step(step, &outside);
+        self.containment.kill_step(process, &outside);
     }
 
-    fn leader(&self, step: u32) -> Option<u32> {
-        self.running.iter().find(|run| run.step == step).map(|run| number(run.pid))
+    fn leader(&self, process: ProcessNumber) -> Option<u32> {
+        self.running.iter().find(|run| run.process == process).map(|run| raw(run.pid))
     }
 
     fn with_signs<T>(&mut self, act: impl FnOnce(&mut Containment, &Signs<'_>) -> T) -> T {
@@ -259,10 +264,10 @@ impl Processes {
 
 /// Returns the processes of running steps that are our children.
 fn leaders_of(running: &[Running]) -> Vec<u32> {
-    running.iter().filter(|run| run.is_ours).map(|run| number(run.pid)).collect()
+    running.iter().filter(|run| run.is_ours).map(|run| raw(run.pid)).collect()
 }
 
-fn number(pid: Pid) -> u32 {
+fn raw(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get() as u32
 }
 

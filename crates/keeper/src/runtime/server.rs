@@ -159,7 +159,7 @@ impl Keeper {
                 }
             }
             Token::Groups => self.shared.pool.iter_mut().for_each(Pool::take_events),
-            Token::Process(serial, step) => self.on_process(serial, |of, _| of == step),
+            Token::Process(serial, process) => self.on_process(serial, |of, _| of == process),
             Token::Reaper(serial) => self.on_reaper(serial),
             Token::Pipe(serial, pipe) => self.on_pipe(serial, pipe),
         }

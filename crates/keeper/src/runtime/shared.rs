@@ -50,7 +50,7 @@ impl Token {
             Self::Compiled => (0, 2),
             Self::Groups => (0, 3),
             Self::Connection(number) => (0, PROCESS_BIT | number),
-            Self::Process(serial, step) => (serial, PROCESS_BIT | step),
+            Self::Process(serial, process) => (serial, PROCESS_BIT | process),
             Self::Pipe(serial, pipe) => (serial, pipe),
             Self::Reaper(serial) => (serial, 0),
         };

@@ -96,5 +96,5 @@ impl Output {
 
 /// Returns the unfinished line of a pipe, if the log will have it.
 fn unfinished(pipe: &Pipe, takes_output: bool) -> &[u8] {
-    if pipe.step.is_some() && takes_output { pipe.source.unfinished() } else { &[] }
+    if pipe.process.is_some() && takes_output { pipe.source.unfinished() } else { &[] }
 }

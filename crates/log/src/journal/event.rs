@@ -3,7 +3,7 @@
 //! writes the rest.
 
 use serde::{Deserialize, Serialize};
-use step_runner_model::{CancelCause, ExitStatus, Outcome, StepUsage};
+use step_runner_model::{CancelCause, ExitStatus, Outcome, ProcessNumber, StepUsage};
 
 /// One line of a journal. Times are microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,19 +29,21 @@ pub enum Event {
     },
     /// A step's process was started.
     StepStarted {
-        /// Number of the step within the job.
-        step: u32,
+        /// Number of the process within the job. On disk it is `step`.
+        #[serde(rename = "step")]
+        process: ProcessNumber,
         /// Its process group.
         pgid: u32,
-        /// Its process.
+        /// Its pid.
         pid: u32,
         /// Start time of the process as the kernel counts it (clock ticks since boot): a reused pid has another.
         start_time: u64,
     },
     /// A step's process is over.
     StepEnded {
-        /// Number of the step.
-        step: u32,
+        /// Number of the process. On disk it is `step`.
+        #[serde(rename = "step")]
+        process: ProcessNumber,
         /// Its exit status; `None` if it could not be started.
         status: Option<ExitStatus>,
     },

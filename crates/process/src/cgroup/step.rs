@@ -16,6 +16,7 @@ use super::tree::{groups_below, remove_tree};
 use super::{Leaf, MAX_TAKEN};
 use crate::controllers::{open_directory, read_file};
 use crate::sweep::Process;
+use step_runner_model::ProcessNumber;
 
 /// A control group below a [`Leaf`]. Dropping it removes it, as far as it is empty.
 #[derive(Debug)]
@@ -29,11 +30,11 @@ pub struct StepGroup {
 }
 
 impl Pool {
-    /// Makes a group below `leaf` for the step of this number.
-    pub fn make_step_group(&mut self, leaf: &Leaf, step: u32) -> io::Result<StepGroup> {
+    /// Makes a group below `leaf` for the step whose process has this number.
+    pub fn make_step_group(&mut self, leaf: &Leaf, process: ProcessNumber) -> io::Result<StepGroup> {
         let mut taken = 0;
         let name = loop {
-            let name = if taken == 0 { format!("step-{step}") } else { format!("step-{step}.{taken}") };
+            let name = if taken == 0 { format!("step-{process}") } else { format!("step-{process}.{taken}") };
             match rustix::fs::mkdirat(&leaf.directory, &name, Mode::from_raw_mode(0o755)) {
                 // A process of the job has made it.
                 Err(Errno::EXIST) if taken < MAX_TAKEN => taken += 1,

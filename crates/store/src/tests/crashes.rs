@@ -68,10 +68,10 @@ fn story(sync: bool) -> Story {
 
     let running = create(&state, "running");
     teller.promise("running", Promise::Registered);
-    let step = Event::StepStarted { step: 1, pgid: 10, pid: 10, start_time: 99 };
+    let step = Event::StepStarted { process: 1, pgid: 10, pid: 10, start_time: 99 };
     running.append_all(&[Event::Started { at: 4, boot: None }, step]).unwrap();
     teller.print("running", &running, &"long ".repeat(120));
-    running.append(&Event::StepEnded { step: 1, status: Some(ExitStatus::Code(0)) }).unwrap();
+    running.append(&Event::StepEnded { process: 1, status: Some(ExitStatus::Code(0)) }).unwrap();
     running.append_step(&[0; 600]).unwrap();
     teller.promise("running", Promise::Steps(1));
 

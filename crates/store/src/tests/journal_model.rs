@@ -17,14 +17,14 @@ fn event() -> impl Strategy<Value = Event> {
             device,
             inode
         }),
-        (0..4_u32, any::<u32>(), any::<u64>()).prop_map(|(step, pid, start_time)| Event::StepStarted {
-            step,
+        (0..4_u32, any::<u32>(), any::<u64>()).prop_map(|(process, pid, start_time)| Event::StepStarted {
+            process,
             pgid: pid,
             pid,
             start_time
         }),
         (0..4_u32, any::<u8>())
-            .prop_map(|(step, code)| Event::StepEnded { step, status: Some(ExitStatus::Code(code)) }),
+            .prop_map(|(process, code)| Event::StepEnded { process, status: Some(ExitStatus::Code(code)) }),
         Just(Event::Cancel { cause: CancelCause::Silent }),
         any::<String>().prop_map(|message| Event::Ended(End { outcome: Outcome::failed(message), ..end() })),
     ]

@@ -11,7 +11,7 @@ fn jobs_are_found_as_they_were() {
     let temp = temp();
     let state = open(&temp);
     let started = create(&state, "1");
-    let step = Event::StepStarted { step: 1, pgid: 10, pid: 10, start_time: 99 };
+    let step = Event::StepStarted { process: 1, pgid: 10, pid: 10, start_time: 99 };
     started.append_all(&[Event::Started { at: 3, boot: None }, step]).unwrap();
     started.append(&Event::Cancel { cause: CancelCause::Runaway }).unwrap();
     drop((state, started));
@@ -21,10 +21,10 @@ fn jobs_are_found_as_they_were() {
     assert_eq!(job.record, record("1"));
     assert_eq!((job.journal.started, job.journal.cancel), (Some(3), Some(CancelCause::Runaway)));
     assert_eq!(job.journal.end, None);
-    let left = crate::scan::Leftover { step: 1, pgid: 10, pid: 10, start_time: 99, ended: false };
+    let left = crate::scan::Leftover { process: 1, pgid: 10, pid: 10, start_time: 99, ended: false };
     assert_eq!(job.leftovers(BOOT), [left]);
     assert!(job.leftovers("another boot").is_empty());
-    job.folder.append(&Event::StepEnded { step: 1, status: Some(ExitStatus::Signal(9)) }).unwrap();
+    job.folder.append(&Event::StepEnded { process: 1, status: Some(ExitStatus::Signal(9)) }).unwrap();
     job.folder.append(&Event::Ended(end())).unwrap();
     let journal = job.folder.read_journal().unwrap();
     assert!(journal.processes[0].ended);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Driver;
 use crate::job::effect::{Effect, Spawn, StepFiles, StepNote};
-use crate::job::event::{CallId, TimerId};
+use crate::job::event::{CallId, ProcessNumber, TimerId};
 use crate::job::machine::ROOT;
 use crate::lang::ast::Reference;
 use crate::model::{LogChannel, StepOutcome, StepResult};
@@ -32,12 +32,12 @@ pub(in crate::actors::job) enum Action {
     },
     /// Make two empty files.
     MakeFiles(StepFiles),
-    /// Remove the files of an invocation, once all records so far are in the keeper's socket.
-    RemoveFiles(CallId),
+    /// Remove the files of an attempt, once all records so far are in the keeper's socket.
+    RemoveFiles(ProcessNumber),
     /// Fetch a function. See [`Effect::Fetch`].
     Fetch {
-        /// The invocation.
-        call: CallId,
+        /// Number of the attempt.
+        process: ProcessNumber,
         /// The function.
         reference: Box<Reference>,
         /// The tree that a local path must stay inside.
@@ -46,7 +46,7 @@ pub(in crate::actors::job) enum Action {
         environment: Vec<(Vec<u8>, Vec<u8>)>,
     },
     /// Give up a fetch.
-    StopFetch(CallId),
+    StopFetch(ProcessNumber),
     /// Start a step's actor, then call [`Driver::launched`].
     Spawn {
         /// True if the keeper was asked for the process before.
@@ -56,8 +56,8 @@ pub(in crate::actors::job) enum Action {
     },
     /// Ask the keeper to stop a process, or give up its start.
     Stop {
-        /// Its invocation.
-        call: CallId,
+        /// Its number.
+        process: ProcessNumber,
         /// Time until SIGKILL.
         grace: Duration,
     },
@@ -65,15 +65,15 @@ pub(in crate::actors::job) enum Action {
     ShowProcesses {
         /// Number of the request.
         op: u32,
-        /// Their invocations.
-        calls: Vec<CallId>,
+        /// Their numbers.
+        processes: Vec<ProcessNumber>,
     },
-    /// Ask the keeper to end what invocations have left.
+    /// Ask the keeper to end what an attempt has left.
     Clear {
-        /// The step that waits for it.
-        step: CallId,
-        /// The invocations.
-        calls: Vec<CallId>,
+        /// The call that waits for it.
+        call: CallId,
+        /// Its processes.
+        processes: Vec<ProcessNumber>,
     },
     /// Set a timer, which calls [`Driver::due`].
     Wake {
@@ -112,9 +112,9 @@ impl Driver {
     /// Returns the next action. `None` if there is none, or if an await must end first.
     pub(in crate::actors::job) fn next_action(&mut self) -> Option<Action> {
         if self.phase.is_running()
-            && let Some((call, grace)) = self.stops.pop_front()
+            && let Some((process, grace)) = self.stops.pop_front()
         {
-            return Some(Action::Stop { call, grace });
+            return Some(Action::Stop { process, grace });
         }
         while self.awaits == 0 && self.phase.is_running() {
             let Some(effect) = self.queue.pop_front() else { break };
@@ -146,26 +146,26 @@ impl Driver {
                 }
             }
             Effect::MakeFiles(files) => Some(Action::MakeFiles(files)),
-            Effect::RemoveFiles(call) => Some(Action::RemoveFiles(call)),
-            Effect::Fetch { call, reference, inside, environment } => (!numbering.has_fetched(call))
-                .then_some(Action::Fetch { call, reference, inside, environment }),
-            Effect::StopFetch(call) => Some(Action::StopFetch(call)),
+            Effect::RemoveFiles(process) => Some(Action::RemoveFiles(process)),
+            Effect::Fetch { process, reference, inside, environment } => (!numbering.has_fetched(process))
+                .then_some(Action::Fetch { process, reference, inside, environment }),
+            Effect::StopFetch(process) => Some(Action::StopFetch(process)),
             Effect::Spawn(spawn) => {
-                let is_asked = numbering.has_asked(spawn.call);
-                self.launched.insert(spawn.call);
-                if numbering.has_exited(spawn.call) {
+                let is_asked = numbering.has_asked(spawn.process);
+                self.launched.insert(spawn.process);
+                if numbering.has_exited(spawn.process) {
                     return None;
                 }
-                self.processes.insert(spawn.call);
+                self.processes.insert(spawn.process);
                 Some(Action::Spawn { is_asked, spawn })
             }
-            Effect::Stop { call, grace } => {
-                self.processes.contains(&call).then_some(Action::Stop { call, grace })
+            Effect::Stop { process, grace } => {
+                self.processes.contains(&process).then_some(Action::Stop { process, grace })
             }
-            Effect::ShowProcesses { calls, .. } => {
-                numbering.next_op().map(|op| Action::ShowProcesses { op, calls })
+            Effect::ShowProcesses { processes, .. } => {
+                numbering.next_op().map(|op| Action::ShowProcesses { op, processes })
             }
-            Effect::Clear { step, calls } => Some(Action::Clear { step, calls }),
+            Effect::Clear { call, processes } => Some(Action::Clear { call, processes }),
             Effect::Wake { timer, at } => {
                 let is_awaited = self.machine.as_ref().is_none_or(|machine| machine.awaits(timer));
                 is_awaited.then_some(Action::Wake { timer, at })

@@ -4,7 +4,7 @@
 use super::Driver;
 use crate::error::Chain;
 use crate::job::effect::Effect;
-use crate::job::event::{CallId, Event, FileContent, ProcessEnd, TimerId};
+use crate::job::event::{Event, FileContent, ProcessEnd, ProcessNumber, TimerId};
 use crate::job::machine::Machine;
 use crate::job::record::Recorder;
 use crate::keeper::link::KeeperFrame;
@@ -65,9 +65,9 @@ pub(in crate::actors::job) enum DeferredInput {
 
 /// A process that is over and whose files are read.
 pub(in crate::actors) struct EndedStep {
-    /// The invocation.
-    pub(in crate::actors) call: CallId,
-    /// End of its process.
+    /// Number of the process.
+    pub(in crate::actors) process: ProcessNumber,
+    /// Its end.
     pub(in crate::actors) end: ProcessEnd,
     /// Name of the shell that ran the script, for a script.
     pub(in crate::actors) shell: Option<String>,
@@ -155,8 +155,8 @@ impl Driver {
     }
 
     /// True if a step's actor watches this process.
-    pub(in crate::actors::job) fn is_watching(&self, call: CallId) -> bool {
-        self.processes.contains(&call)
+    pub(in crate::actors::job) fn is_watching(&self, process: ProcessNumber) -> bool {
+        self.processes.contains(&process)
     }
 
     /// Takes the machine back from another thread.
@@ -186,12 +186,12 @@ impl Driver {
 
     /// Returns the event for a process that is over.
     pub(in crate::actors::job) fn step_done(&mut self, step: EndedStep) -> Event {
-        self.processes.remove(&step.call);
-        let EndedStep { call, end, shell, outputs, exports, ran, closes } = step;
+        self.processes.remove(&step.process);
+        let EndedStep { process, end, shell, outputs, exports, ran, closes } = step;
         match end {
             // The job's log ends here, so a cancel that came meanwhile came too late.
-            ProcessEnd::Exited(status) if closes => Event::returned_nothing(call, status, shell, ran),
-            end => Event::Exited { call, end, shell, outputs, exports, ran },
+            ProcessEnd::Exited(status) if closes => Event::returned_nothing(process, status, shell, ran),
+            end => Event::Exited { process, end, shell, outputs, exports, ran },
         }
     }
 
@@ -202,8 +202,8 @@ impl Driver {
         let may_wait = self.phase.is_closed_by_step() || effects.iter().any(asks_keeper);
         for effect in effects {
             match effect {
-                Effect::Stop { call, grace } if self.processes.contains(&call) => {
-                    self.stops.push_back((call, grace));
+                Effect::Stop { process, grace } if self.processes.contains(&process) => {
+                    self.stops.push_back((process, grace));
                 }
                 effect => self.queue.push_back(effect),
             }

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use crate::job::event::CallId;
+use crate::job::event::ProcessNumber;
 
 /// Effects that earlier daemons have performed; none for a new job.
 #[derive(Clone, Debug, Default)]
@@ -12,13 +12,13 @@ pub(in crate::actors) struct PerformedEffects {
     pub(in crate::actors) last_op: u32,
     /// Number of stored messages of FollowSteps.
     pub(in crate::actors) stored: u32,
-    /// Invocations whose fetch is over. Separate from `exited`, because an invocation's fetch and process have the same
+    /// Attempts whose fetch has ended. Separate from `exited`, because an attempt's fetch and process have the same
     /// number.
-    pub(in crate::actors) fetched: HashSet<CallId>,
-    /// Invocations whose process is over.
-    pub(in crate::actors) exited: HashSet<CallId>,
-    /// Invocations whose process the keeper was asked for.
-    pub(in crate::actors) asked: HashSet<CallId>,
+    pub(in crate::actors) fetched: HashSet<ProcessNumber>,
+    /// Attempts whose process has ended.
+    pub(in crate::actors) exited: HashSet<ProcessNumber>,
+    /// Attempts whose process the keeper was asked for.
+    pub(in crate::actors) asked: HashSet<ProcessNumber>,
     /// Number of the request whose phrases could not be masked, and the reason.
     pub(in crate::actors) unmasked: Option<(u32, String)>,
 }
@@ -57,18 +57,18 @@ impl Numbering {
     }
 
     /// True if an earlier daemon has handled the end of this fetch.
-    pub(super) fn has_fetched(&self, call: CallId) -> bool {
-        self.performed.fetched.contains(&call)
+    pub(super) fn has_fetched(&self, process: ProcessNumber) -> bool {
+        self.performed.fetched.contains(&process)
     }
 
     /// True if an earlier daemon has handled the end of this process.
-    pub(super) fn has_exited(&self, call: CallId) -> bool {
-        self.performed.exited.contains(&call)
+    pub(super) fn has_exited(&self, process: ProcessNumber) -> bool {
+        self.performed.exited.contains(&process)
     }
 
     /// True if an earlier daemon has asked the keeper for this process.
-    pub(super) fn has_asked(&self, call: CallId) -> bool {
-        self.performed.asked.contains(&call)
+    pub(super) fn has_asked(&self, process: ProcessNumber) -> bool {
+        self.performed.asked.contains(&process)
     }
 
     /// Returns why an earlier daemon could not mask the phrases of the last request, once.

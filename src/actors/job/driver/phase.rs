@@ -2,7 +2,7 @@
 
 use super::waiting::{Waiting, WaitingRequests};
 use super::{CancelAsk, StepEnded};
-use crate::job::event::CallId;
+use crate::job::event::ProcessNumber;
 use crate::keeper::protocol::StepEnd;
 use crate::model::{CancelCause, ExitStatus, FinishedProcess, Outcome, StepResult};
 
@@ -60,7 +60,7 @@ impl Asked {
 
 /// The step with which the keeper closes a job.
 pub(super) struct LastStep {
-    call: CallId,
+    process: ProcessNumber,
     /// `None` for a process that did not start.
     status: Option<ExitStatus>,
     ran: FinishedProcess,
@@ -111,15 +111,15 @@ impl Phase {
                 StepEnd::Exited(status) => Some(status),
                 StepEnd::NotStarted { .. } => None,
             };
-            running.last_step = Some(Box::new(LastStep { call: over.step, status, ran: over.ran }));
+            running.last_step = Some(Box::new(LastStep { process: over.process, status, ran: over.ran }));
         }
     }
 
     /// Returns the step that has succeeded and so closed the job.
-    pub(super) fn last_step(&self) -> Option<(CallId, ExitStatus, FinishedProcess)> {
+    pub(super) fn last_step(&self) -> Option<(ProcessNumber, ExitStatus, FinishedProcess)> {
         let Self::Running(running) = self else { return None };
-        let LastStep { call, status, ran } = running.last_step.as_deref()?;
-        Some((*call, (*status)?, *ran))
+        let LastStep { process, status, ran } = running.last_step.as_deref()?;
+        Some((*process, (*status)?, *ran))
     }
 
     /// True if the keeper closes the job without being asked.

@@ -257,12 +257,12 @@ fn a_defect_after_the_last_step_has_closed_the_job_does_not_fail_it() {
     assert!(driver.begin(false));
     handle(&mut driver, Event::Admitted { at: 0 });
     let Some(Action::Spawn { spawn, .. }) = actions(&mut driver).pop() else { panic!("its step starts") };
-    let last = over(spawn.call, 0, true);
-    assert!(driver.launched(last.step).is_none());
+    let last = over(spawn.process, 0, true);
+    assert!(driver.launched(last.process).is_none());
     assert!(driver.step_ended(last.clone()).is_some());
     let reaction = driver.defect("a defect".into(), false);
     assert!(matches!(&reaction, Reaction::Handle(event)
-        if **event == Event::returned_nothing(last.step, ExitStatus::Code(0), None, Some(last.ran))));
+        if **event == Event::returned_nothing(last.process, ExitStatus::Code(0), None, Some(last.ran))));
     take(&mut driver, reaction);
     let end = actions(&mut driver).pop();
     assert!(matches!(end, Some(Action::Finish(None))), "no request closes what is closed");
@@ -273,7 +273,7 @@ fn a_defect_after_the_last_step_has_closed_the_job_does_not_fail_it() {
 fn inputs_wait_in_order_while_the_machine_is_away() {
     let mut driver = running();
     let message = "x".repeat(8 << 20);
-    let late = Event::Fetched { call: 99, result: Err(FetchFailure { class: Class::Fetch, message }) };
+    let late = Event::Fetched { process: 99, result: Err(FetchFailure { class: Class::Fetch, message }) };
     let EventReaction::Elsewhere(mut machine, event) = driver.event(late, AT) else {
         panic!("a large event")
     };

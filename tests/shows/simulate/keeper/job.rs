@@ -17,7 +17,7 @@ use step_runner::keeper::core::{
 use step_runner::keeper::protocol::{
     Closed, KeeperError, LogStorage, RegisterJob, StartPart, StepEnd, StepEnded,
 };
-use step_runner::model::{ExitStatus, FinishedProcess, JobKey, StepUsage};
+use step_runner::model::{ExitStatus, FinishedProcess, JobKey, ProcessNumber, StepUsage};
 use step_runner::process::cgroup::Usage;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -42,7 +42,7 @@ pub(super) struct SimulatedJob {
 }
 
 struct Running {
-    step: u32,
+    process: ProcessNumber,
     /// Number of processes it will leave.
     leaves: u32,
     signal: watch::Sender<Signal>,
@@ -88,11 +88,11 @@ impl SimulatedJob {
         })
     }
 
-    fn over(&self, step: u32, end: StepEnd, usage: Option<StepUsage>) -> Event {
+    fn over(&self, process: ProcessNumber, end: StepEnd, usage: Option<StepUsage>) -> Event {
         let ran = FinishedProcess { ended: clock::boot_micros(), log_len: self.len, usage };
         let usage = Usage::default();
         let left = self.left.values().sum();
-        Event::Ended(StepEnded { step, end, left, shortage: None, usage, ran, closes: false })
+        Event::Ended(StepEnded { process, end, left, shortage: None, usage, ran, closes: false })
     }
 
     fn alive(&self) -> u32 {
@@ -128,28 +128,28 @@ impl Keeper {
     }
 
     /// Notes a start, which must be the only one of its step.
-    fn note_start(&self, key: JobKey, tag: u128, step: u32, content: u64) {
+    fn note_start(&self, key: JobKey, tag: u128, process: ProcessNumber, content: u64) {
         let is_again = {
             let mut account = self.account.borrow_mut();
             if is_put_in("starts_twice") {
-                account.started.insert((tag, step));
+                account.started.insert((tag, process));
             }
             account.content.insert(tag, content);
             if !account.order.iter().any(|(known, _)| *known == tag) {
                 account.order.push((tag, key));
             }
-            !account.started.insert((tag, step))
+            !account.started.insert((tag, process))
         };
         if is_again {
-            self.wrong(format!("step {step} of {key} is started twice"));
+            self.wrong(format!("process {process} of {key} is started twice"));
         }
     }
 }
 
 /// Performs what the core asks for, and returns its answer if it has one.
 pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Option<Event> {
-    if let JobAction::Start(step) = action {
-        return start(shared, serial, step);
+    if let JobAction::Start(process) = action {
+        return start(shared, serial, process);
     }
     let mut keeper = shared.borrow_mut();
     let Registered { job, body } = keeper.core.get_mut(serial)?;
@@ -158,26 +158,27 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             keeper.append(serial, &format!("line {text}\n"));
             None
         }
-        JobAction::CheckEmpty(EmptyCheck::Clear(step)) => Some(Event::CheckedEmpty(
-            EmptyCheck::Clear(step),
-            body.left.get(&step).is_none_or(|left| *left == 0),
+        JobAction::CheckEmpty(EmptyCheck::Clear(process)) => Some(Event::CheckedEmpty(
+            EmptyCheck::Clear(process),
+            body.left.get(&process).is_none_or(|left| *left == 0),
         )),
         JobAction::CheckEmpty(check) => Some(Event::CheckedEmpty(check, body.alive() == 0)),
-        JobAction::CheckLeftEmpty { step, steps } => {
-            let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
-            Some(Event::CheckedLeftEmpty(step, is_empty))
+        JobAction::CheckLeftEmpty { call, processes } => {
+            let is_empty =
+                processes.iter().all(|process| body.left.get(process).is_none_or(|left| *left == 0));
+            Some(Event::CheckedLeftEmpty(call, is_empty))
         }
-        JobAction::TerminateLeft(steps) => {
+        JobAction::TerminateLeft(processes) => {
             // Some end when asked, the others do not.
-            for step in steps {
-                body.left.retain(|of, left| *of != step || *left % 2 == 0);
+            for process in processes {
+                body.left.retain(|of, left| *of != process || *left % 2 == 0);
             }
             keeper.count(serial);
             None
         }
-        JobAction::KillStep(step) => {
-            body.left.remove(&step);
-            for run in body.running.iter().filter(|run| run.step == step) {
+        JobAction::KillStep(process) => {
+            body.left.remove(&process);
+            for run in body.running.iter().filter(|run| run.process == process) {
                 run.signal.send_replace(Signal::Kill);
             }
             keeper.count(serial);
@@ -187,21 +188,22 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             keeper.append(serial, "processes\n");
             None
         }
-        JobAction::NotStarted(step, why) => {
+        JobAction::NotStarted(process, why) => {
             let key = job.key();
             let end = StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 };
-            let is_ended = body.is_to_end || job.is_dropped() || body.stopped.contains(&step);
-            let over = body.over(step, end, None);
+            let is_ended = body.is_to_end || job.is_dropped() || body.stopped.contains(&process);
+            let over = body.over(process, end, None);
             if why == NotStarted::Cancelled && !is_ended {
-                keeper.wrong(format!("step {step} of {key} is not started though nobody has stopped it"));
+                keeper
+                    .wrong(format!("process {process} of {key} is not started though nobody has stopped it"));
             }
             Some(over)
         }
-        JobAction::FinishStep(FinishStep { step, status, usage, .. }) => {
-            Some(body.over(step, StepEnd::Exited(status), usage))
+        JobAction::FinishStep(FinishStep { process, status, usage, .. }) => {
+            Some(body.over(process, StepEnd::Exited(status), usage))
         }
-        JobAction::Terminate(step) => {
-            for run in body.running.iter().filter(|run| run.step == step) {
+        JobAction::Terminate(process) => {
+            for run in body.running.iter().filter(|run| run.process == process) {
                 run.signal.send_replace(Signal::Term);
             }
             None
@@ -240,18 +242,18 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
     }
 }
 
-fn start(shared: &Shared, serial: Serial, step: u32) -> Option<Event> {
+fn start(shared: &Shared, serial: Serial, process: ProcessNumber) -> Option<Event> {
     let mut keeper = shared.borrow_mut();
     let Registered { job, body } = keeper.core.get_mut(serial)?;
-    let program = Program::read(job.request(step)?.argv.last().map_or("", String::as_str));
+    let program = Program::read(job.request(process)?.argv.last().map_or("", String::as_str));
     let (key, tag) = (job.key(), job.tag());
     let (signal, signals) = watch::channel(Signal::None);
-    body.running.push(Running { step, leaves: program.left, signal });
-    keeper.note_start(key, tag, step, program.content);
+    body.running.push(Running { process, leaves: program.left, signal });
+    keeper.note_start(key, tag, process, program.content);
     keeper.count(serial);
     drop(keeper);
-    tokio::task::spawn_local(run(Rc::clone(shared), serial, key, step, program, signals));
-    Some(Event::Started(step))
+    tokio::task::spawn_local(run(Rc::clone(shared), serial, key, process, program, signals));
+    Some(Event::Started(process))
 }
 
 /// Runs one process from its start to its end.
@@ -259,7 +261,7 @@ async fn run(
     shared: Shared,
     serial: Serial,
     key: JobKey,
-    step: u32,
+    process: ProcessNumber,
     program: Program,
     mut signals: watch::Receiver<Signal>,
 ) {
@@ -271,7 +273,7 @@ async fn run(
             break;
         }
         let mut keeper = shared.borrow_mut();
-        keeper.append(serial, &format!("{key} {step} {line}\n"));
+        keeper.append(serial, &format!("{key} {process} {line}\n"));
         settle(&mut keeper, serial);
         drop(keeper);
         drive(&shared);
@@ -279,16 +281,16 @@ async fn run(
     {
         let mut keeper = shared.borrow_mut();
         let Some(Registered { body, .. }) = keeper.core.get_mut(serial) else { return };
-        let Some(at) = body.running.iter().position(|run| run.step == step) else { return };
+        let Some(at) = body.running.iter().position(|run| run.process == process) else { return };
         let ended = body.running.swap_remove(at);
         // Left-over processes live until the end of the job. SIGKILL goes to them as well.
         if status != ExitStatus::Signal(9) {
-            *body.left.entry(step).or_default() += ended.leaves;
+            *body.left.entry(process).or_default() += ended.leaves;
         }
         keeper.count(serial);
     }
     let usage = Some(StepUsage { user: Duration::from_millis(program.millis), ..StepUsage::default() });
-    happened(&shared, serial, Event::Exited { step, status, usage, is_drained: true });
+    happened(&shared, serial, Event::Exited { process, status, usage, is_drained: true });
 }
 
 /// Lives until `until`. Returns the signal if one ends it before.

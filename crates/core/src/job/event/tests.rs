@@ -42,7 +42,7 @@ fn fault_38_debug_output_of_what_happens_to_a_job_names_it_and_hides_its_texts()
     let outputs = Some(FileContent::Bytes(SECRET.into()));
     let end = ProcessEnd::Exited(ExitStatus::Code(3));
     shown(
-        &Event::Exited { call: 2, end, shell: None, outputs, exports: None, ran: None },
+        &Event::Exited { process: 2, end, shell: None, outputs, exports: None, ran: None },
         "Exited(2, Exited(Code(3)))",
     );
 }
@@ -51,5 +51,5 @@ fn fault_38_debug_output_of_what_happens_to_a_job_names_it_and_hides_its_texts()
 fn fault_38_debug_output_of_what_a_job_wants_done_hides_its_texts() {
     shown(&Effect::Log { kind: LogChannel::Out, text: SECRET.to_owned() }, "Log(Out, [9 bytes])");
     shown(&Effect::Phrases(vec![SECRET.into()]), "Phrases([1])");
-    shown(&Effect::Stop { call: 2, grace: Duration::from_secs(2) }, "Stop(2s)");
+    shown(&Effect::Stop { process: 2, grace: Duration::from_secs(2) }, "Stop(2s)");
 }

@@ -222,7 +222,7 @@ impl Machine {
         call.result.facts.log_end = None;
         self.set_domain(id, exports);
         if !processes.is_empty() {
-            self.push(Effect::Clear { step: id, calls: processes });
+            self.push(Effect::Clear { call: id, processes });
         }
     }
 

@@ -153,7 +153,7 @@ impl Machine {
         let Some(call) = self.calls.get_mut(&entry.id) else { return };
         let process = call.process;
         call.work = Work::Fetching(Box::new(Fetching { entry, reference }));
-        self.push(Effect::Fetch { call: process, reference: wanted, inside: None, environment });
+        self.push(Effect::Fetch { process, reference: wanted, inside: None, environment });
     }
 
     pub(super) fn tree_fetched(

@@ -14,7 +14,7 @@ use step_runner_lang::value::Value;
 use step_runner_model::{StepResult, StepUsage};
 
 use crate::job::effect::{StepFiles, Success};
-use crate::job::event::{CallId, TimerId};
+use crate::job::event::{CallId, ProcessNumber, TimerId};
 use crate::plan::library::Loaded;
 
 use super::failure::Failure;
@@ -43,8 +43,8 @@ pub(super) struct Call {
     pub(super) depth: usize,
     /// Number of groups around it, through functions.
     pub(super) groups: usize,
-    /// Number of the process or fetch of its current attempt. The first attempt has the number of the call.
-    pub(super) process: CallId,
+    /// Number of its current attempt: of its process or its fetch. The first attempt has the number of the call.
+    pub(super) process: ProcessNumber,
     /// State of its attempts, if the step has keys of control flow.
     pub(super) attempts: Option<Box<Attempts>>,
     /// The part of the job whose stop has stopped it, by the part's root.
@@ -76,7 +76,7 @@ pub(super) struct Attempts {
     /// Exports before the step.
     pub(super) exports: Domain,
     /// Processes of the current attempt, if the step can be tried again.
-    pub(super) processes: Vec<CallId>,
+    pub(super) processes: Vec<ProcessNumber>,
     /// Timer of the limit.
     pub(super) timer: Option<TimerId>,
     /// True once the limit has passed.
@@ -249,7 +249,7 @@ impl Call {
 
 impl Machine {
     /// Returns the process of a call's current attempt, and its step.
-    pub(super) fn leaf(&self, process: CallId) -> Option<(&Call, &Leaf)> {
+    pub(super) fn leaf(&self, process: ProcessNumber) -> Option<(&Call, &Leaf)> {
         let call = self.calls.get(&self.step_of(process)?)?;
         match &call.work {
             Work::Running(leaf) => Some((call, leaf)),
@@ -258,7 +258,7 @@ impl Machine {
     }
 
     /// Returns the step whose current attempt has this process or fetch.
-    pub(super) fn step_of(&self, process: CallId) -> Option<CallId> {
+    pub(super) fn step_of(&self, process: ProcessNumber) -> Option<CallId> {
         if self.calls.get(&process).is_some_and(|call| call.process == process) {
             return Some(process);
         }

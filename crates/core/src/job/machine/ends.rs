@@ -9,7 +9,7 @@ use step_runner_lang::value::{Data, Value};
 use step_runner_log::mask::MASK_TEXT;
 use step_runner_model::{ExecResult, ExitStatus, FinishedProcess, LogChannel};
 
-use crate::job::event::{CallId, FileContent, ProcessEnd, Unusable};
+use crate::job::event::{CallId, FileContent, ProcessEnd, ProcessNumber, Unusable};
 use crate::plan::returned::{self, ProcessOutputs};
 
 use super::Machine;
@@ -29,7 +29,7 @@ impl Machine {
     /// Returns the step that waits for it.
     pub(super) fn ran(
         &mut self,
-        process: CallId,
+        process: ProcessNumber,
         ran: Option<&FinishedProcess>,
         shell: Option<&str>,
     ) -> Option<CallId> {

@@ -15,7 +15,7 @@ use step_runner_lang::value::{EvaluatedText, Value};
 use step_runner_model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult};
 
 use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
-use crate::job::event::{CallId, FetchFailure, Fetched};
+use crate::job::event::{CallId, FetchFailure, Fetched, ProcessNumber};
 use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
@@ -122,8 +122,8 @@ impl Machine {
                 let wanted = Box::new(reference.clone());
                 let Some(call) = self.calls.get_mut(&id) else { return Ok(()) };
                 call.work = Work::Loading(Box::new(Loading { files, reference }));
-                let call = call.process;
-                self.push(Effect::Fetch { call, reference: wanted, inside, environment });
+                let process = call.process;
+                self.push(Effect::Fetch { process, reference: wanted, inside, environment });
                 Ok(())
             }
         }
@@ -160,7 +160,7 @@ impl Machine {
         Failure::loading(&diagnostics)
     }
 
-    pub(super) fn fetched(&mut self, process: CallId, result: &Result<Fetched, FetchFailure>) {
+    pub(super) fn fetched(&mut self, process: ProcessNumber, result: &Result<Fetched, FetchFailure>) {
         let Some(id) = self.step_of(process) else { return };
         let Some(call) = self.calls.get_mut(&id) else { return };
         match std::mem::replace(&mut call.work, Work::Nothing) {
@@ -392,7 +392,7 @@ impl Machine {
         let has_files = files_used || program.has_file();
         let env = entry.environment.placed(env, &work_dir);
         self.push(Effect::Spawn(Box::new(Spawn {
-            call: process,
+            process,
             name,
             slot,
             program,
@@ -410,7 +410,7 @@ impl Machine {
     }
 
     /// Notes a process for the steps around it that may be tried again: what it leaves is ended before that.
-    fn note_process(&mut self, id: CallId, process: CallId) {
+    fn note_process(&mut self, id: CallId, process: ProcessNumber) {
         let around: Vec<CallId> = self.chain(id).map(|(id, _)| id).collect();
         for id in around {
             let Some(call) = self.calls.get_mut(&id) else { continue };
@@ -429,8 +429,8 @@ impl Machine {
         self.log(LogChannel::Out, line);
     }
 
-    /// Returns the files of an invocation.
-    pub(super) fn files_of(&self, process: CallId) -> StepFiles {
+    /// Returns the files of an attempt.
+    pub(super) fn files_of(&self, process: ProcessNumber) -> StepFiles {
         let folder = format!("{}/{process}", self.constants.tmp_dir);
         StepFiles { output: format!("{folder}/output"), export: format!("{folder}/export") }
     }

@@ -11,7 +11,7 @@ use step_runner_lang::eval::ListState;
 use step_runner_model::{CancelCause, LogChannel, Outcome, StepOutcome, StepResult, StepStatus};
 
 use crate::job::effect::{Effect, StepNote};
-use crate::job::event::{CallId, TimerId};
+use crate::job::event::{CallId, ProcessNumber, TimerId};
 
 use super::call::{AttemptEnd, Work};
 use super::{Constants, Machine, ROOT, Root};
@@ -170,7 +170,7 @@ impl Machine {
                 if leaf.grace.is_none_or(|told| grace < told) {
                     leaf.grace = Some(grace);
                     let process = call.process;
-                    self.push(Effect::Stop { call: process, grace });
+                    self.push(Effect::Stop { process, grace });
                 }
             }
             Work::List(list) => {
@@ -259,7 +259,7 @@ impl Machine {
         attempts.timer = None;
         let running = self.processes_below(id);
         if !running.is_empty() {
-            self.push(Effect::ShowProcesses { step: id, calls: running });
+            self.push(Effect::ShowProcesses { call: id, processes: running });
         }
         let stop =
             Stop { state: ListState::Timeout, limit: None, no_cleanup: None, inside: None, rest: CANCELLED };
@@ -267,7 +267,7 @@ impl Machine {
     }
 
     /// Returns the processes of a call and of those below it.
-    fn processes_below(&self, id: CallId) -> Vec<CallId> {
+    fn processes_below(&self, id: CallId) -> Vec<ProcessNumber> {
         let Some(call) = self.calls.get(&id) else { return Vec::new() };
         match call.work {
             Work::Running(_) => vec![call.process],

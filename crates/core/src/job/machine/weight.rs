@@ -83,7 +83,9 @@ impl Machine {
     /// Returns the call that an event concerns: what it does is evaluated in the functions around that one.
     fn around(&self, event: &Event) -> CallId {
         let process = match event {
-            Event::Fetched { call, .. } | Event::Exited { call, .. } | Event::Returned { call, .. } => *call,
+            Event::Fetched { process, .. }
+            | Event::Exited { process, .. }
+            | Event::Returned { process, .. } => *process,
             _ => return self.calls.keys().next_back().copied().unwrap_or(ROOT),
         };
         self.step_of(process).unwrap_or(ROOT)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::core::{Body, Core, Event, LogView, ReplyTo, Serial};
 use crate::protocol::{KeeperSettings, LogStorage, PROTOCOL_VERSION, RegisterJob, Request, SpawnStep};
-use step_runner_model::{ExitStatus, JobKey, LogChannel, ResourceLimits, StepUsage};
+use step_runner_model::{ExitStatus, JobKey, LogChannel, ProcessNumber, ResourceLimits, StepUsage};
 
 /// Something that happens, mostly to the job of this number.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ pub(super) enum Happening {
 }
 
 struct Running {
-    step: u32,
+    process: ProcessNumber,
     is_deaf: bool,
 }
 
@@ -113,9 +113,9 @@ impl Body for Count {
 #[derive(Default)]
 struct Daemon {
     op: u32,
-    step: u32,
+    process: ProcessNumber,
     last: Option<fn(JobKey, u32, u32) -> Request>,
-    steps: BTreeSet<u32>,
+    processes: BTreeSet<u32>,
     over: BTreeMap<u32, u32>,
     /// The step whose success closes the job, while it is not over.
     last_step: Option<u32>,
@@ -150,18 +150,18 @@ fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-fn spawn(key: JobKey, _: u32, step: u32) -> Request {
-    spawn_with(key, step, None)
+fn spawn(key: JobKey, _: u32, process: ProcessNumber) -> Request {
+    spawn_with(key, process, None)
 }
 
-fn spawn_last(key: JobKey, _: u32, step: u32) -> Request {
-    spawn_with(key, step, Some(millis(1_000)))
+fn spawn_last(key: JobKey, _: u32, process: ProcessNumber) -> Request {
+    spawn_with(key, process, Some(millis(1_000)))
 }
 
-fn spawn_with(key: JobKey, step: u32, closes: Option<Duration>) -> Request {
+fn spawn_with(key: JobKey, process: ProcessNumber, closes: Option<Duration>) -> Request {
     Request::Spawn(Box::new(SpawnStep {
         key,
-        step,
+        process,
         slot: 1,
         name: "s".to_owned(),
         program: "/bin/true".into(),
@@ -216,8 +216,8 @@ impl Stage {
         let Some(daemon) = self.jobs.get_mut(&job) else { return };
         daemon.op += 1;
         daemon.last = Some(request);
-        let (op, step) = (daemon.op, daemon.step);
-        self.ask(request(key(job), op, step));
+        let (op, process) = (daemon.op, daemon.process);
+        self.ask(request(key(job), op, process));
     }
 
     fn is_closing(&self, job: u8) -> bool {
@@ -250,10 +250,10 @@ impl Stage {
                 }
                 if let Some(daemon) = self.jobs.get_mut(&job) {
                     // A last step has no other beside it.
-                    closes &= daemon.steps.iter().all(|step| daemon.over.contains_key(step));
-                    daemon.step += 1;
-                    daemon.steps.insert(daemon.step);
-                    daemon.last_step = closes.then_some(daemon.step);
+                    closes &= daemon.processes.iter().all(|process| daemon.over.contains_key(process));
+                    daemon.process += 1;
+                    daemon.processes.insert(daemon.process);
+                    daemon.last_step = closes.then_some(daemon.process);
                     self.order(job, if closes { spawn_last } else { spawn });
                 }
             }
@@ -263,10 +263,10 @@ impl Stage {
             Happening::Clear { job, grace } => {
                 let is_ended = self.body(job).is_none_or(|body| body.is_ended);
                 let Some(daemon) = self.jobs.get_mut(&job).filter(|_| !is_ended) else { return };
-                let steps: Vec<u32> = daemon.over.keys().copied().collect();
-                daemon.clears.insert(daemon.step);
-                let step = daemon.step;
-                self.ask(Request::Clear { key: key(job), step, steps, grace: millis(grace) });
+                let processes: Vec<u32> = daemon.over.keys().copied().collect();
+                daemon.clears.insert(daemon.process);
+                let call = daemon.process;
+                self.ask(Request::Clear { key: key(job), call, processes, grace: millis(grace) });
             }
             Happening::Close { job, grace } => self.close(job, grace),
             Happening::Drop(job) => {
@@ -282,8 +282,8 @@ impl Stage {
             Happening::Repeat(job) => {
                 let Some(daemon) = self.jobs.get(&job) else { return };
                 if let Some(last) = daemon.last {
-                    let (op, step) = (daemon.op, daemon.step);
-                    self.ask(last(key(job), op, step));
+                    let (op, process) = (daemon.op, daemon.process);
+                    self.ask(last(key(job), op, process));
                 }
             }
             Happening::Phrases { job, .. } | Happening::Line(job) if self.is_closing(job) => {}
@@ -340,13 +340,13 @@ impl Stage {
     fn stop(&mut self, job: u8, grace: Duration) {
         let now = self.now;
         let Some(daemon) = self.jobs.get(&job) else { return };
-        let step = daemon.step;
-        let is_open = daemon.steps.contains(&step) && !daemon.over.contains_key(&step);
+        let process = daemon.process;
+        let is_open = daemon.processes.contains(&process) && !daemon.over.contains_key(&process);
         if let Some(body) = self.body(job).filter(|_| is_open) {
-            let stop = body.stops.entry(step).or_insert(StepStop { first: now, kill_at: now + grace });
+            let stop = body.stops.entry(process).or_insert(StepStop { first: now, kill_at: now + grace });
             stop.kill_at = stop.kill_at.min(stop.first + grace);
         }
-        self.ask(Request::Stop { key: key(job), step, grace });
+        self.ask(Request::Stop { key: key(job), process, grace });
     }
 
     /// From now on no step may start.
@@ -379,11 +379,11 @@ impl Stage {
     fn exit(&mut self, job: u8, left: u8, is_drained: bool) {
         let Some(serial) = self.serial(job) else { return };
         let Some(body) = self.core.get_mut(serial).map(|held| &mut held.body) else { return };
-        if let Some(Running { step, .. }) = body.running.pop() {
-            *body.left.entry(step).or_default() += left;
+        if let Some(Running { process, .. }) = body.running.pop() {
+            *body.left.entry(process).or_default() += left;
             let is_drained = is_drained || left == 0;
             let (status, usage) = (ExitStatus::Code(0), Some(StepUsage::default()));
-            self.tell(serial, Event::Exited { step, status, usage, is_drained });
+            self.tell(serial, Event::Exited { process, status, usage, is_drained });
         }
     }
 
@@ -418,9 +418,9 @@ impl Stage {
             while let Some(action) = self.core.next_action() {
                 self.act(action);
             }
-            if let Some((serial, step, status)) = self.dead.pop() {
+            if let Some((serial, process, status)) = self.dead.pop() {
                 let usage = Some(StepUsage::default());
-                self.tell(serial, Event::Exited { step, status, usage, is_drained: true });
+                self.tell(serial, Event::Exited { process, status, usage, is_drained: true });
             } else if let Some(serial) = self.core.start_next(self.now) {
                 while let Some(action) = self.core.next_action() {
                     self.act(action);
@@ -448,9 +448,10 @@ impl Stage {
             if daemon.closed != 1 {
                 self.wrongs.push(format!("job {job} was closed {} times", daemon.closed));
             }
-            let wrong = daemon.steps.iter().find(|step| daemon.over.get(step) != Some(&1));
-            if let Some(step) = wrong {
-                self.wrongs.push(format!("step {step} of job {job} is not over once: {:?}", daemon.over));
+            let wrong = daemon.processes.iter().find(|process| daemon.over.get(process) != Some(&1));
+            if let Some(process) = wrong {
+                self.wrongs
+                    .push(format!("process {process} of job {job} is not over once: {:?}", daemon.over));
             }
         }
         let serials: Vec<Serial> = self.serials.keys().copied().collect();

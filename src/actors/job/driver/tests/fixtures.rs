@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 
 use crate::actors::job::driver::{EndedStep, RecordedMachine};
 use crate::actors::sync_group::NotSynced;
-use crate::job::event::{CallId, JobSpec, ProcessEnd};
+use crate::job::event::{JobSpec, ProcessEnd, ProcessNumber};
 use crate::job::machine::Machine;
 use crate::job::record::Recorder;
 use crate::keeper::protocol::{StepEnd, StepEnded};
@@ -46,9 +46,9 @@ pub(super) fn machine(steps: &str) -> RecordedMachine {
     RecordedMachine::new(key(), Machine::new(&spec(steps)).unwrap(), Recorder::default())
 }
 
-pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepEnded {
+pub(super) fn over(process: ProcessNumber, code: u8, closes: bool) -> StepEnded {
     StepEnded {
-        step,
+        process,
         end: StepEnd::Exited(ExitStatus::Code(code)),
         left: 0,
         shortage: None,
@@ -62,7 +62,7 @@ pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepEnded {
 pub(super) fn ended(over: &StepEnded) -> EndedStep {
     let StepEnd::Exited(status) = over.end else { panic!("it was not started") };
     EndedStep {
-        call: over.step,
+        process: over.process,
         end: ProcessEnd::Exited(status),
         shell: None,
         outputs: None,

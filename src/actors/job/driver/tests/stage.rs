@@ -11,7 +11,7 @@ use crate::actors::job::driver::{
     ResumedState, WaitingRequests,
 };
 use crate::job::effect::StepNote;
-use crate::job::event::{CallId, Event, Fetched};
+use crate::job::event::{Event, Fetched, ProcessNumber};
 use crate::job::machine::Machine;
 use crate::job::record;
 use crate::job::replay::Replayed;
@@ -33,7 +33,7 @@ struct Keeper {
     record: Vec<Vec<u8>>,
     last_op: u32,
     /// Running processes; true for one whose success closes the job.
-    running: BTreeMap<CallId, bool>,
+    running: BTreeMap<ProcessNumber, bool>,
     over: Vec<StepEnded>,
     closed: Option<Closed>,
 }
@@ -78,13 +78,13 @@ pub(super) struct Stage {
     steps: &'static str,
     /// The request of a job that waits for its slot.
     request: Option<RegisteredRequest>,
-    /// Exit codes of the invocations; further ones exit with 0.
+    /// Exit codes of the processes by number; further ones exit with 0.
     codes: Vec<u8>,
     keeper: Option<Keeper>,
     pub(super) story: Story,
     pub(super) wrongs: Vec<String>,
     pub(super) driver: Driver,
-    fetching: Option<CallId>,
+    fetching: Option<ProcessNumber>,
     /// A process whose end the step's actor has been told.
     ended: Option<StepEnded>,
     is_storing: bool,
@@ -255,8 +255,8 @@ impl Stage {
                 self.check(is_due, "the end is not due");
                 self.story.ends.push(outcome);
             }
-        } else if let Some(call) = self.fetching.take() {
-            self.event(Event::Fetched { call, result: Ok(function()) });
+        } else if let Some(process) = self.fetching.take() {
+            self.event(Event::Fetched { process, result: Ok(function()) });
         } else if let Some(over) = self.ended.take() {
             let event = self.driver.step_done(ended(&over));
             self.event(event);
@@ -329,30 +329,31 @@ impl Stage {
             Action::MakeFiles(_) | Action::RemoveFiles(_) | Action::StopFetch(_) | Action::Wake { .. } => {}
             Action::Stop { .. } | Action::Clear { .. } => drop(self.lives()),
             Action::ShowProcesses { op, .. } => drop(self.ask(op, "processes".into())),
-            Action::Fetch { call, .. } => {
+            Action::Fetch { process, .. } => {
                 let is_known = self.recorded().any(|event| match event {
-                    Event::Fetched { call: fetched, .. } | Event::FetchedAgain { call: fetched, .. } => {
-                        fetched == call
-                    }
+                    Event::Fetched { process: fetched, .. }
+                    | Event::FetchedAgain { process: fetched, .. } => fetched == process,
                     _ => false,
                 });
                 self.check(!is_known, "fetched again");
-                self.fetching = Some(call);
+                self.fetching = Some(process);
             }
             Action::Spawn { is_asked, spawn } => {
                 let is_known = self.recorded().any(|event| match event {
-                    Event::Exited { call, .. } | Event::Returned { call, .. } => call == spawn.call,
+                    Event::Exited { process, .. } | Event::Returned { process, .. } => {
+                        process == spawn.process
+                    }
                     _ => false,
                 });
                 self.check(!is_known, "an ended process has an actor");
                 if !is_asked && self.lives() {
-                    let request = format!("spawn {} {}", spawn.call, spawn.name);
+                    let request = format!("spawn {} {}", spawn.process, spawn.name);
                     if let Some(keeper) = &mut self.keeper {
-                        keeper.running.insert(spawn.call, spawn.ends_job);
+                        keeper.running.insert(spawn.process, spawn.ends_job);
                         self.story.requests.push(request);
                     }
                 }
-                self.ended = self.driver.launched(spawn.call);
+                self.ended = self.driver.launched(spawn.process);
             }
             Action::Note(noted) => {
                 if noted.is_new {
@@ -426,7 +427,7 @@ impl Stage {
                 asked: keeper
                     .over
                     .iter()
-                    .map(|over| over.step)
+                    .map(|over| over.process)
                     .chain(keeper.running.keys().copied())
                     .collect(),
                 unmasked: replayed.unmasked,

@@ -116,7 +116,7 @@ fn found() -> Fetched {
 fn a_tree_is_fetched_without_a_process_and_its_place_returned() {
     let mut driven = Driven::new(&World::default(), &request(FETCH));
     driven.go_on();
-    let Some(Effect::Fetch { call, reference, inside, environment }) = driven.trace.effects.pop() else {
+    let Some(Effect::Fetch { process, reference, inside, environment }) = driven.trace.effects.pop() else {
         panic!("nothing fetched")
     };
     let Reference::Oci { registry, repository, tag, dir, files } = &*reference else { panic!("no image") };
@@ -124,7 +124,7 @@ fn a_tree_is_fetched_without_a_process_and_its_place_returned() {
     assert_eq!((parts, files.len()), (["R.example", "g/x", "latest", "a"], 0));
     assert!(inside.is_none() && !environment.is_empty());
     assert!(driven.trace.spawns().is_empty());
-    driven.tell(&Event::Fetched { call, result: Ok(found()) });
+    driven.tell(&Event::Fetched { process, result: Ok(found()) });
     let [spawn] = driven.trace.spawns()[..] else { panic!("no second step") };
     let Program::Script(text) = &spawn.program else { panic!("no script") };
     assert_eq!(text, "/cache/t/a r.example/g/x@sha256:00");
@@ -145,9 +145,9 @@ fn a_tree_is_fetched_without_a_process_and_its_place_returned() {
 fn a_tree_that_cannot_be_fetched_fails_its_step() {
     let mut driven = Driven::new(&World::default(), &request(FETCH));
     driven.go_on();
-    let Some(Effect::Fetch { call, .. }) = driven.trace.effects.last() else { panic!("nothing fetched") };
+    let Some(Effect::Fetch { process, .. }) = driven.trace.effects.last() else { panic!("nothing fetched") };
     let failure = FetchFailure { class: Class::Fetch, message: "no such repository".into() };
-    driven.tell(&Event::Fetched { call: *call, result: Err(failure) });
+    driven.tell(&Event::Fetched { process: *process, result: Err(failure) });
     assert_eq!(driven.trace.outcome().message, "step \"f\": no such repository");
     assert_eq!(driven.trace.root().sub_steps[0].status, StepStatus::Failure);
 }
@@ -159,7 +159,7 @@ fn a_tree_is_fetched_again_if_the_network_failed_and_for_no_other_reason() {
         let mut driven = Driven::new(&World::default(), &request(&steps));
         driven.go_on();
         let failure = FetchFailure { class, message: "no".into() };
-        driven.tell(&Event::Fetched { call: 1, result: Err(failure) });
+        driven.tell(&Event::Fetched { process: 1, result: Err(failure) });
         assert_eq!(driven.trace.finish.is_none(), is_tried_again);
         let log = driven.trace.log();
         assert_eq!(log.iter().any(|line| line.starts_with("O Retrying step name=f ")), is_tried_again);

@@ -91,10 +91,10 @@ fn a_cancel_behind_the_process_that_ended_the_job_changes_nothing() {
     let mut driven = Driven::new(&World::default(), &request("[{name: a, script: x}]"));
     driven.go_on();
     driven.tell(&cancel(CancelCause::Cancel));
-    let Some(Event::Exited { call, end: ProcessEnd::Exited(status), .. }) = driven.pending.take() else {
+    let Some(Event::Exited { process, end: ProcessEnd::Exited(status), .. }) = driven.pending.take() else {
         panic!("nothing runs")
     };
-    driven.tell(&Event::returned_nothing(call, status, None, None));
+    driven.tell(&Event::returned_nothing(process, status, None, None));
     assert_eq!(driven.trace.outcome().class, EndClass::Success);
     assert_eq!(driven.trace.root().sub_steps[0].status, StepStatus::Success);
 }
@@ -205,7 +205,7 @@ fn phrases_of_an_event_that_panicked_are_not_lost() {
     let mut machine = crate::job::machine::Machine::new(&request("[{name: a, script: x}]")).unwrap();
     machine.phase = crate::job::machine::Phase::Handling;
     machine.effects.push(Effect::Phrases(vec![b"secret".to_vec()]));
-    machine.effects.push(Effect::Stop { call: 1, grace: Duration::ZERO });
+    machine.effects.push(Effect::Stop { process: 1, grace: Duration::ZERO });
     let effects = machine.handle(&Event::Broken { message: "panic".into() }, 0);
     assert!(matches!(effects[..], [Effect::Phrases(_), Effect::Finish { .. }]), "{effects:?}");
 }

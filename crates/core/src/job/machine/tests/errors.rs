@@ -176,9 +176,9 @@ fn a_result_shows_the_shell_that_ran_the_script() {
     for (shell, shown) in [(None, "sh"), (Some("bash"), "bash")] {
         let mut job = Driven::new(&World::default(), &request("[{name: a, script: x}]"));
         assert!(job.go_on(), "admitted");
-        let Some(Event::Exited { call, end, .. }) = job.pending.take() else { panic!("nothing runs") };
+        let Some(Event::Exited { process, end, .. }) = job.pending.take() else { panic!("nothing runs") };
         job.tell(&Event::Exited {
-            call,
+            process,
             end,
             shell: shell.map(str::to_owned),
             outputs: None,
@@ -230,9 +230,9 @@ fn warnings_of_a_file_are_shown_once() {
 fn what_ran_short_stands_before_how_the_process_ended() {
     let mut job = Driven::new(&World::default(), &request("[{name: a, script: x}]"));
     assert!(job.go_on(), "admitted");
-    let Some(Event::Exited { call, .. }) = job.pending.take() else { panic!("nothing runs") };
+    let Some(Event::Exited { process, .. }) = job.pending.take() else { panic!("nothing runs") };
     let end = ProcessEnd::Short { status: ExitStatus::Signal(9), of: "out of\nmemory".to_owned() };
-    job.tell(&Event::Exited { call, end, shell: None, outputs: None, exports: None, ran: None });
+    job.tell(&Event::Exited { process, end, shell: None, outputs: None, exports: None, ran: None });
     let message = text::on_one_line(&job.trace.outcome().message);
     assert!(message.ends_with(": out of memory: exec: signal: killed"), "{message}");
 }

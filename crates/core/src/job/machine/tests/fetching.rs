@@ -24,8 +24,8 @@ fn fetched(version: Option<&str>) -> Fetched {
 fn search(effects: &[Effect]) -> (u32, Vec<(String, String)>) {
     let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).unwrap();
     match effects.last() {
-        Some(Effect::Fetch { call, environment, .. }) => {
-            (*call, environment.iter().map(|(name, value)| (text(name), text(value))).collect())
+        Some(Effect::Fetch { process, environment, .. }) => {
+            (*process, environment.iter().map(|(name, value)| (text(name), text(value))).collect())
         }
         other => panic!("{other:?}"),
     }
@@ -50,8 +50,8 @@ fn the_log_pins_what_was_fetched_without_credentials() {
         ),
     ] {
         let mut machine = Machine::new(&request(&format!("[{{name: a, func: '{reference}'}}]"))).unwrap();
-        let (call, _) = search(&machine.handle(&Event::Admitted { at: 0 }, 0));
-        let effects = machine.handle(&Event::Fetched { call, result: Ok(fetched(Some(version))) }, 0);
+        let (process, _) = search(&machine.handle(&Event::Admitted { at: 0 }, 0));
+        let effects = machine.handle(&Event::Fetched { process, result: Ok(fetched(Some(version))) }, 0);
         let expected = format!("Fetched step name=a from {expected}");
         assert_eq!(lines(&effects), [expected.as_str(), "Running step name=a"]);
     }
@@ -61,16 +61,16 @@ fn the_log_pins_what_was_fetched_without_credentials() {
 fn what_was_not_fetched_is_not_pinned() {
     let mut machine =
         Machine::new(&request("[{name: a, func: ./a}, {name: b, func: 'h.example/p@v1'}]")).unwrap();
-    let (call, environment) = search(&machine.handle(&Event::Admitted { at: 0 }, 0));
+    let (process, environment) = search(&machine.handle(&Event::Admitted { at: 0 }, 0));
     assert!(environment.is_empty(), "a local search needs none");
-    let effects = machine.handle(&Event::Fetched { call, result: Ok(fetched(None)) }, 0);
+    let effects = machine.handle(&Event::Fetched { process, result: Ok(fetched(None)) }, 0);
     assert_eq!(lines(&effects), ["Running step name=a"]);
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
-    let effects =
-        machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports: None, ran: None }, 0);
+    let effects = machine
+        .handle(&Event::Exited { process, end, shell: None, outputs: None, exports: None, ran: None }, 0);
     let failure = FetchFailure { class: Class::Fetch, message: "no such revision".into() };
-    let (call, _) = search(&effects);
-    let effects = machine.handle(&Event::Fetched { call, result: Err(failure) }, 0);
+    let (process, _) = search(&effects);
+    let effects = machine.handle(&Event::Fetched { process, result: Err(failure) }, 0);
     assert!(lines(&effects).is_empty());
 }
 
@@ -82,9 +82,9 @@ fn a_search_sees_what_earlier_steps_exported() {
     machine.handle(&Event::Admitted { at: 0 }, 0);
     let exports = Some(FileContent::Bytes(br#"{"name":"DOCKER_AUTH_CONFIG","value":"{}"}"#.to_vec()));
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
-    let call = 1;
+    let process = 1;
     let (_, environment) = search(
-        &machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports, ran: None }, 0),
+        &machine.handle(&Event::Exited { process, end, shell: None, outputs: None, exports, ran: None }, 0),
     );
     let value = |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     assert_eq!(value("DOCKER_AUTH_CONFIG"), Some("{}"));

@@ -26,8 +26,8 @@ fn due(job: &mut Job, effects: &[Effect]) -> Vec<Effect> {
 }
 
 /// Lets the next attempt of a step begin.
-fn go_on(job: &mut Job, effects: &[Effect], step: CallId) -> Vec<Effect> {
-    job.tell(Event::Cleared { step });
+fn go_on(job: &mut Job, effects: &[Effect], call: CallId) -> Vec<Effect> {
+    job.tell(Event::Cleared { call });
     due(job, effects)
 }
 
@@ -59,20 +59,20 @@ fn finish(effects: &[Effect]) -> (EndClass, i32, u32) {
 #[test]
 fn each_attempt_has_a_process_of_its_own_and_the_first_has_the_number_of_the_step() {
     let mut job = job("[{name: a, retry: 2, script: x}, {name: b, script: y}]");
-    let mut calls = vec![job.process("a").call];
+    let mut processes = vec![job.process("a").process];
     for _ in 0..2 {
         let failed = job.exit("a", 1);
-        let call = job.process("a").call;
-        assert!(failed.contains(&Effect::Clear { step: 1, calls: vec![call] }), "{failed:?}");
+        let process = job.process("a").process;
+        assert!(failed.contains(&Effect::Clear { call: 1, processes: vec![process] }), "{failed:?}");
         let further = go_on(&mut job, &failed, 1);
         assert_eq!(begun(&further), ["a"]);
-        calls.push(job.process("a").call);
+        processes.push(job.process("a").process);
     }
-    assert_eq!(calls[0], 1);
-    calls.dedup();
-    assert_eq!(calls.len(), 3);
+    assert_eq!(processes[0], 1);
+    processes.dedup();
+    assert_eq!(processes.len(), 3);
     let ended = job.exit("a", 0);
-    assert!(!calls.contains(&job.process("b").call), "numbers are given once");
+    assert!(!processes.contains(&job.process("b").process), "numbers are given once");
     let [a] = results(&ended)[..] else { panic!("not one result") };
     assert_eq!(a.attempts.len(), 2);
     assert!(a.attempts.iter().all(|attempt| attempt.attempts.is_empty() && attempt.exit_code == Some(1)));
@@ -96,13 +96,13 @@ fn files_of_an_attempt_go_with_it_if_it_has_some() {
         let failed = job.exit("a", 1);
         assert_eq!(failed.contains(&Effect::RemoveFiles(1)), has_files, "{step}");
         go_on(&mut job, &failed, 1);
-        let call = job.process("a").call;
+        let process = job.process("a").process;
         assert_eq!(
             job.process("a").files.is_some(),
             step.contains("file") || step.contains("names"),
             "{step}"
         );
-        let removed = |effect: &Effect| *effect == Effect::RemoveFiles(call);
+        let removed = |effect: &Effect| *effect == Effect::RemoveFiles(process);
         assert!(!job.exit("a", 0).iter().any(removed), "those of the last step go with the job");
     }
 }
@@ -134,10 +134,10 @@ fn a_step_of_the_cleanup_is_tried_again() {
     let mut job = job("[{name: a, script: x}, {name: c, when: always, retry: 1, script: y}]");
     job.cancel(CancelCause::Cancel);
     job.exit("a", 0);
-    let call = job.process("c").call;
+    let process = job.process("c").process;
     let failed = job.exit("c", 1);
     assert!(lines(&failed)[0].starts_with("Retrying step name=c (attempt 2 of 2) in 1s: "), "{failed:?}");
-    go_on(&mut job, &failed, call);
+    go_on(&mut job, &failed, process);
     let ended = job.exit("c", 0);
     assert_eq!(results(&ended)[0].outcome, StepOutcome::Success);
     assert_eq!(finish(&ended).0, EndClass::Cancelled);
@@ -160,9 +160,10 @@ fn the_time_of_the_cleanup_begins_with_the_first_step_that_runs() {
 #[test]
 fn what_a_process_returned_before_it_could_be_stopped_counts() {
     let mut job = job("[{name: a, script: x}, {name: b, script: y}]");
-    let call = job.process("a").call;
+    let process = job.process("a").process;
     job.cancel(CancelCause::Cancel);
-    let ended = job.tell(Event::returned_nothing(call, step_runner_model::ExitStatus::Code(0), None, None));
+    let ended =
+        job.tell(Event::returned_nothing(process, step_runner_model::ExitStatus::Code(0), None, None));
     assert_eq!(results(&ended)[0].outcome, StepOutcome::Success);
     assert_eq!((finish(&ended).0, begun(&ended).len()), (EndClass::Cancelled, 0));
 }
@@ -172,14 +173,14 @@ fn a_limit_shows_the_processes_stops_them_and_bounds_the_cleanup_inside() {
     let mut job = cleaning("[{name: a, timeout: 9s, func: ./f}, {name: b, when: always, script: x}]");
     let limit = job.effects.clone();
     let passed = due(&mut job, &limit);
-    let call = job.process("in").call;
-    assert!(passed.contains(&Effect::ShowProcesses { step: 1, calls: vec![call] }), "{passed:?}");
-    assert_eq!(stopped(&passed), [(call, 5)]);
+    let process = job.process("in").process;
+    assert!(passed.contains(&Effect::ShowProcesses { call: 1, processes: vec![process] }), "{passed:?}");
+    assert_eq!(stopped(&passed), [(process, 5)]);
     let cleanup = job.exit("in", 0);
     assert_eq!(begun(&cleanup), ["tidy"]);
     let [timer] = timers(&cleanup)[..] else { panic!("no limit of the cleanup") };
     let over = job.tell(Event::Due { timer });
-    assert_eq!(stopped(&over), [(job.process("tidy").call, 5)]);
+    assert_eq!(stopped(&over), [(job.process("tidy").process, 5)]);
     let ended = job.exit("tidy", 0);
     let told: Vec<_> = results(&ended).iter().map(|result| (result.outcome, result.reason.clone())).collect();
     assert_eq!(told[0], (StepOutcome::Cancelled, "cancelled".to_owned()));
@@ -216,7 +217,7 @@ fn a_finish_or_a_forced_cancel_ends_the_cleanup_of_a_part() {
                 job.exit("in", 0);
             }
             let runs = if is_under_way { "tidy" } else { "in" };
-            assert_eq!(stopped(&job.tell(cancel())), [(job.process(runs).call, 0)], "{cause:?}");
+            assert_eq!(stopped(&job.tell(cancel())), [(job.process(runs).process, 0)], "{cause:?}");
             let ended = job.exit(runs, 0);
             assert!(begun(&ended).is_empty(), "{cause:?}");
             let skipped = results(&ended).into_iter().find(|result| result.outcome == StepOutcome::Skipped);
@@ -245,11 +246,11 @@ fn a_cleanup_that_a_failure_in_a_group_began_has_its_limit_and_the_failure_decid
     let mut job =
         cleaning("[{name: g, parallel: [{name: m, func: ./f}, {name: n, script: x}]}, {name: z, script: x}]");
     let failed = job.exit("n", 3);
-    assert_eq!(stopped(&failed), [(job.process("in").call, 5)]);
+    assert_eq!(stopped(&failed), [(job.process("in").process, 5)]);
     let cleanup = job.exit("in", 0);
     assert_eq!(begun(&cleanup), ["tidy"]);
     let over = due(&mut job, &cleanup);
-    assert_eq!(stopped(&over), [(job.process("tidy").call, 5)]);
+    assert_eq!(stopped(&over), [(job.process("tidy").process, 5)]);
     let ended = job.exit("tidy", 0);
     assert!(begun(&ended).is_empty());
     let [.., group] = results(&ended)[..] else { panic!("no result") };
@@ -318,9 +319,10 @@ fn items_of_a_sensitive_list_stay_hidden_in_the_members() {
         ),
     ]);
     let mut job = Job::begin(&world, &request("[{name: a, func: ./f, inputs: {list: [7]}}]"));
-    let call = spawns(&job.effects)[0].call;
+    let process = spawns(&job.effects)[0].process;
     let end = crate::job::event::ProcessEnd::Exited(step_runner_model::ExitStatus::Code(0));
-    let ended = job.tell(Event::Exited { call, end, shell: None, outputs: None, exports: None, ran: None });
+    let ended =
+        job.tell(Event::Exited { process, end, shell: None, outputs: None, exports: None, ran: None });
     assert_eq!(results(&ended)[0].step.as_ref().unwrap().inputs["n"], "[MASKED]");
 }
 

@@ -6,7 +6,7 @@ use step_runner_model::{CancelCause, ExitStatus};
 
 use super::world::World;
 use crate::job::effect::{Effect, Spawn};
-use crate::job::event::{CallId, Event, FileContent, JobSpec, ProcessEnd, TimerId};
+use crate::job::event::{Event, FileContent, JobSpec, ProcessEnd, ProcessNumber, TimerId};
 use crate::job::machine::Machine;
 
 pub(super) struct Job {
@@ -58,10 +58,10 @@ impl Job {
     }
 
     fn end(&mut self, name: &str, code: u8, exports: Option<&str>) -> Vec<Effect> {
-        let call = self.process(name).call;
+        let process = self.process(name).process;
         let exports = exports.map(|text| FileContent::Bytes(text.as_bytes().to_vec()));
         let end = ProcessEnd::Exited(ExitStatus::Code(code));
-        self.tell(Event::Exited { call, end, shell: None, outputs: None, exports, ran: None })
+        self.tell(Event::Exited { process, end, shell: None, outputs: None, exports, ran: None })
     }
 
     pub(super) fn cancel(&mut self, cause: CancelCause) -> Vec<Effect> {
@@ -83,9 +83,9 @@ pub(super) fn begun(effects: &[Effect]) -> Vec<&str> {
 }
 
 /// Processes that are stopped, with their grace in seconds.
-pub(super) fn stopped(effects: &[Effect]) -> Vec<(CallId, u64)> {
+pub(super) fn stopped(effects: &[Effect]) -> Vec<(ProcessNumber, u64)> {
     let stops = effects.iter().filter_map(|effect| match effect {
-        Effect::Stop { call, grace } => Some((*call, grace.as_secs())),
+        Effect::Stop { process, grace } => Some((*process, grace.as_secs())),
         _ => None,
     });
     stops.collect()

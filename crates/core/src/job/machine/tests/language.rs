@@ -213,7 +213,7 @@ fn a_reference_by_expression_is_evaluated_once() {
 }
 
 #[test]
-fn files_are_made_only_for_invocations_that_name_them() {
+fn files_are_made_only_for_attempts_that_name_them() {
     let world = World::new([
         ("/job/leaf/func.yml", LEAF),
         ("/job/names/func.yml", "{}\n---\nenv: {O: '${{ output_file }}'}\nexec: {command: [x]}\n"),
@@ -388,7 +388,7 @@ fn what_a_fetched_function_calls_must_stay_in_its_tree() {
     use crate::job::event::{Event, Fetched};
     let mut machine = crate::job::machine::Machine::new(&request("[{name: a, func: 'host/x@v1'}]")).unwrap();
     let call = |effects: &[Effect]| match effects.last() {
-        Some(Effect::Fetch { call, inside, .. }) => (*call, inside.clone()),
+        Some(Effect::Fetch { process, inside, .. }) => (*process, inside.clone()),
         other => panic!("{other:?}"),
     };
     let sequence = "{}\n---\nrun: [{name: in, func: ../other}]\n".to_owned();
@@ -400,7 +400,7 @@ fn what_a_fetched_function_calls_must_stay_in_its_tree() {
         let dir = "/cache/tree/f".to_owned();
         let fetched =
             Fetched { path: format!("{dir}/func.yml"), dir, text: sequence.clone(), tree, version: None };
-        effects = machine.handle(&Event::Fetched { call: id, result: Ok(fetched) }, 0);
+        effects = machine.handle(&Event::Fetched { process: id, result: Ok(fetched) }, 0);
         expected = Some("/cache/tree".to_owned());
     }
 }

@@ -94,14 +94,14 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 
 fn events_of(made: &Move, pending: Option<&Event>) -> Vec<Event> {
     let of_call = |end: ProcessEnd, failure: &str, files: Option<(&str, &str)>| match pending {
-        Some(Event::Exited { call, .. }) => {
+        Some(Event::Exited { process, .. }) => {
             let content = |text: &str| Some(FileContent::Bytes(text.as_bytes().to_vec()));
             let (outputs, exports) = files.map_or((None, None), |(o, e)| (content(o), content(e)));
-            vec![Event::Exited { call: *call, end, shell: None, outputs, exports, ran: None }]
+            vec![Event::Exited { process: *process, end, shell: None, outputs, exports, ran: None }]
         }
-        Some(Event::Fetched { call, .. }) if !failure.is_empty() => {
+        Some(Event::Fetched { process, .. }) if !failure.is_empty() => {
             let failure = FetchFailure { class: Class::NotFound, message: failure.to_owned() };
-            vec![Event::Fetched { call: *call, result: Err(failure) }]
+            vec![Event::Fetched { process: *process, result: Err(failure) }]
         }
         other => other.cloned().into_iter().collect(),
     };
@@ -120,8 +120,8 @@ fn events_of(made: &Move, pending: Option<&Event>) -> Vec<Event> {
                 force: false,
             }]
         }
-        Move::Stray(call) => vec![Event::Exited {
-            call: *call | 1 << 31,
+        Move::Stray(process) => vec![Event::Exited {
+            process: *process | 1 << 31,
             end: ProcessEnd::Exited(ExitStatus::Code(0)),
             shell: None,
             outputs: None,
@@ -158,8 +158,8 @@ fn play(spec: &JobSpec, moves: &[Move]) -> Vec<(Event, Vec<Effect>)> {
 /// True if `event` is an answer to `waited`, with any content.
 fn is_answer(waited: &Event, event: &Event) -> bool {
     match (waited, event) {
-        (Event::Fetched { call, .. }, Event::Fetched { call: other, .. })
-        | (Event::Exited { call, .. }, Event::Exited { call: other, .. }) => call == other,
+        (Event::Fetched { process, .. }, Event::Fetched { process: other, .. })
+        | (Event::Exited { process, .. }, Event::Exited { process: other, .. }) => process == other,
         (Event::Admitted { .. }, Event::Admitted { .. }) => true,
         _ => false,
     }
@@ -194,19 +194,19 @@ fn fault_13_whichever_of_end_and_cancel_comes_first_counts() {
     assert!(played > 10_000, "{played}");
 }
 
-/// `event` with the number of another invocation.
+/// `event` with the number of another attempt.
 fn of_another(event: &Event) -> Event {
     match event.clone() {
-        Event::Fetched { call, result } => Event::Fetched { call: call + 1, result },
-        Event::Exited { call, end, shell, outputs, exports, ran: None } => {
-            Event::Exited { call: call + 1, end, shell, outputs, exports, ran: None }
+        Event::Fetched { process, result } => Event::Fetched { process: process + 1, result },
+        Event::Exited { process, end, shell, outputs, exports, ran: None } => {
+            Event::Exited { process: process + 1, end, shell, outputs, exports, ran: None }
         }
         event => event,
     }
 }
 
 #[test]
-fn answers_for_another_invocation_change_nothing() {
+fn answers_for_another_attempt_change_nothing() {
     let world = World::new(FILES);
     let mut job = Driven::new(&world, &request("[{name: a, func: ./f0}]"));
     assert!(job.go_on(), "admitted");
@@ -239,10 +239,10 @@ fn end_of(world: &World, steps: &str, exit: u8, first: (usize, CancelCause), sec
         }
         let answer = pending.take();
         let fails = |event: &Event| matches!(event, Event::Exited { .. });
-        if let Some(Event::Exited { call, .. }) = answer.as_ref().filter(|answer| fails(answer)) {
+        if let Some(Event::Exited { process, .. }) = answer.as_ref().filter(|answer| fails(answer)) {
             let end = ProcessEnd::Exited(ExitStatus::Code(exit));
             events.push(Event::Exited {
-                call: *call,
+                process: *process,
                 end,
                 shell: None,
                 outputs: None,

@@ -9,9 +9,9 @@ use crate::job::machine::Machine;
 use crate::job::record::{Recorder, encode};
 use crate::job::replay::Replayed;
 
-fn fetched(call: u32, text: &str, tree: Option<&str>) -> Event {
+fn fetched(process: u32, text: &str, tree: Option<&str>) -> Event {
     let (dir, path, tree) = ("/f".to_owned(), "/f/func.yml".to_owned(), tree.map(str::to_owned));
-    Event::Fetched { call, result: Ok(Fetched { dir, path, text: text.to_owned(), tree, version: None }) }
+    Event::Fetched { process, result: Ok(Fetched { dir, path, text: text.to_owned(), tree, version: None }) }
 }
 
 fn record(events: &[Event]) -> Vec<Vec<u8>> {
@@ -49,10 +49,10 @@ fn a_replay_knows_what_is_over_and_the_texts_that_were_recorded_once() {
     assert!(recorded[5].len() < 100, "the text is there already");
     let replayed = Replayed::new(new()).play(recorded.iter().map(Vec::as_slice)).unwrap();
     assert!(replayed.effects.iter().eq(&played));
-    let sorted = |calls: &std::collections::HashSet<u32>| {
-        let mut calls: Vec<u32> = calls.iter().copied().collect();
-        calls.sort_unstable();
-        calls
+    let sorted = |numbers: &std::collections::HashSet<u32>| {
+        let mut numbers: Vec<u32> = numbers.iter().copied().collect();
+        numbers.sort_unstable();
+        numbers
     };
     assert_eq!((sorted(&replayed.fetched), sorted(&replayed.exited)), (vec![1, 2, 3], vec![1, 2]));
     assert_eq!((replayed.trees, replayed.admitted), (vec!["/tree".to_owned()], Some(5)));
@@ -70,7 +70,7 @@ fn a_replay_knows_failed_fetches_cancels_and_what_could_not_be_masked() {
     let failure = FetchFailure { class: step_runner_lang::diagnostic::Class::Fetch, message: "no".into() };
     let recorded = record(&[
         Event::Admitted { at: 5 },
-        Event::Fetched { call: 1, result: Err(failure) },
+        Event::Fetched { process: 1, result: Err(failure) },
         Event::CancelAsked { cause: CancelCause::Cancel, grace_limit: None, force: false },
         Event::Unmasked { op: 4, message: "full".into() },
     ]);
@@ -83,7 +83,7 @@ fn a_replay_knows_failed_fetches_cancels_and_what_could_not_be_masked() {
 #[test]
 fn a_record_without_the_text_that_it_names_is_told() {
     let Event::Fetched { result: Ok(fetched), .. } = fetched(1, "", None) else { panic!("not found") };
-    let again = encode(&Event::FetchedAgain { call: 1, text_of: 9, fetched }, 7).unwrap();
+    let again = encode(&Event::FetchedAgain { process: 1, text_of: 9, fetched }, 7).unwrap();
     let error = Replayed::new(new()).play([again.as_slice()].into_iter()).err().unwrap();
     assert_eq!(error.to_string(), "event 9 of the record, which has the text of a function, is not there");
 }

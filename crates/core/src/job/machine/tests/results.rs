@@ -158,7 +158,7 @@ fn a_part_of_the_tree_is_the_part_of_the_whole_and_shows_the_last_attempt_only()
     job.exit("in", 0);
     let failed = job.exit("on", 1);
     let [timer] = timers(&failed)[..] else { panic!("no delay") };
-    job.tell(Event::Cleared { step: 1 });
+    job.tell(Event::Cleared { call: 1 });
     job.tell(Event::Due { timer });
     job.exit("in", 0);
     job.exit("on", 0);

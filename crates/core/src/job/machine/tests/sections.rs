@@ -38,7 +38,7 @@ fn a_section_holds_all_attempts() {
     let spec = JobSpec { trace_sections: true, ..request("[{name: a, retry: 1, script: x}]") };
     let mut job = Job::begin(&World::default(), &spec);
     let failed = job.exit("a", 1);
-    job.tell(Event::Cleared { step: 1 });
+    job.tell(Event::Cleared { call: 1 });
     let [timer] = timers(&failed)[..] else { panic!("not one timer: {failed:?}") };
     let further = job.tell(Event::Due { timer });
     let ended = job.exit("a", 0);

@@ -140,7 +140,7 @@ fn a_clock_that_steps_back_makes_no_step_end_before_its_start() {
     machine.handle(&Event::Admitted { at: WALL }, BOOT);
     let end = crate::job::event::ProcessEnd::Exited(step_runner_model::ExitStatus::Code(0));
     let ran = Some(FinishedProcess { ended: 7, log_len: 1, usage: None });
-    let over = Event::Exited { call: 1, end, shell: None, outputs: None, exports: None, ran };
+    let over = Event::Exited { process: 1, end, shell: None, outputs: None, exports: None, ran };
     let effects = machine.handle(&over, BOOT - 1_000);
     let Some(Effect::Finish { root, .. }) = effects.last() else { panic!("no end") };
     assert_eq!((root.facts.start, root.facts.end), (Some(WALL), Some(WALL)));

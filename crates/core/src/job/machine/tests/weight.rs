@@ -14,7 +14,7 @@ const ADMITTED: Event = Event::Admitted { at: 0 };
 fn exited(outputs: usize) -> Event {
     let outputs = Some(FileContent::Bytes(vec![b'\n'; outputs]));
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
-    Event::Exited { call: 1, end, shell: None, outputs, exports: None, ran: None }
+    Event::Exited { process: 1, end, shell: None, outputs, exports: None, ran: None }
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn what_a_step_returns_counts_whichever_way_it_returns_it() {
         job.machine.room = large.len();
         let (status, shell) = (ExitStatus::Code(0), Some(shell.to_owned()));
         let returned = Box::new(Ok(returned));
-        let ended = job.tell(Event::Returned { call: 1, status, shell, returned, ran: None });
+        let ended = job.tell(Event::Returned { process: 1, status, shell, returned, ran: None });
         let is_over = matches!(ended.last(), Some(Effect::Finish { outcome, .. })
             if outcome.message.contains("step \"a\": limit: what the steps of this job are given and return"));
         assert_eq!(is_over, what != "nothing", "{what}");
@@ -124,7 +124,7 @@ const LEAF: &str = "{}\n---\nexec: {command: [leaf]}\n";
 
 fn fetched(text: &str) -> Event {
     let (dir, path, text) = ("/f".to_owned(), "/f/func.yml".to_owned(), text.to_owned());
-    Event::Fetched { call: 1, result: Ok(Fetched { dir, path, text, tree: None, version: None }) }
+    Event::Fetched { process: 1, result: Ok(Fetched { dir, path, text, tree: None, version: None }) }
 }
 
 #[test]
@@ -164,15 +164,15 @@ fn exports_in_force_count() {
         let line =
             |at| format!("{{\"name\":\"A_NAME_AS_LONG_{at}\",\"value\":\"{}\"}}\n", "x".repeat(100_000));
         job.export("a", &(0..count).map(line).collect::<String>());
-        job.machine.is_small(&exited_of(job.process("b").call))
+        job.machine.is_small(&exited_of(job.process("b").process))
     };
     assert!(is_small(1));
     assert!(!is_small(6), "as exports, and in the environment of the step");
 }
 
-fn exited_of(call: u32) -> Event {
+fn exited_of(process: u32) -> Event {
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
-    Event::Exited { call, end, shell: None, outputs: None, exports: None, ran: None }
+    Event::Exited { process, end, shell: None, outputs: None, exports: None, ran: None }
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn an_event_weighs_what_the_functions_around_its_own_call_see() {
         "[{{name: g, parallel: [{{name: m, func: ./f, inputs: {{x: {long}}}}}, {{name: n, script: x}}]}}, {{name: z, script: x}}]"
     );
     let job = Job::begin(&world, &request(&steps));
-    let (inner, other) = (job.process("in").call, job.process("n").call);
+    let (inner, other) = (job.process("in").process, job.process("n").process);
     assert!(!job.machine.is_small(&exited_of(inner)), "it makes a step see the long input");
     assert!(job.machine.is_small(&exited_of(other)));
 }

@@ -11,7 +11,7 @@ use step_runner_lang::value::{Data, Value};
 use step_runner_model::{ExitStatus, LogChannel, Outcome, StepOutcome, StepResult};
 
 use crate::job::effect::{Effect, Program, Spawn, StepNote};
-use crate::job::event::{CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd};
+use crate::job::event::{Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd, ProcessNumber};
 use crate::job::machine::{Machine, ROOT};
 use crate::job::results::ResultTree;
 
@@ -173,8 +173,8 @@ impl World {
 
     pub(super) fn answer(&self, effect: &Effect) -> Option<Event> {
         match effect {
-            Effect::Fetch { call, reference, .. } => {
-                Some(Event::Fetched { call: *call, result: self.find(reference) })
+            Effect::Fetch { process, reference, .. } => {
+                Some(Event::Fetched { process: *process, result: self.find(reference) })
             }
             Effect::Spawn(spawn) => Some(Self::exit(spawn)),
             _ => None,
@@ -227,7 +227,7 @@ impl World {
                 }
             }
         }
-        Event::Exited { call: spawn.call, end, shell: None, outputs, exports, ran: None }
+        Event::Exited { process: spawn.process, end, shell: None, outputs, exports, ran: None }
     }
 }
 
@@ -287,10 +287,10 @@ impl Driven {
     }
 
     /// Feeds events until the machine waits for `call`.
-    pub(super) fn go_on_to(&mut self, call: CallId) {
-        while !matches!(&self.pending, Some(Event::Exited { call: id, .. } | Event::Fetched { call: id, .. }) if *id == call)
+    pub(super) fn go_on_to(&mut self, process: ProcessNumber) {
+        while !matches!(&self.pending, Some(Event::Exited { process: id, .. } | Event::Fetched { process: id, .. }) if *id == process)
         {
-            assert!(self.go_on(), "call {call} never began");
+            assert!(self.go_on(), "process {process} never began");
         }
     }
 }

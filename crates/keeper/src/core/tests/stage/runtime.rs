@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{Running, Stage};
 use crate::core::{Action, EmptyCheck, Event, FinishStep, JobAction, Serial, StartFailure};
 use crate::protocol::{Closed, FromKeeper, Reply, StartPart, StepEnd, StepEnded};
-use step_runner_model::{ExitStatus, FinishedProcess};
+use step_runner_model::{ExitStatus, FinishedProcess, ProcessNumber};
 use step_runner_process::cgroup::Usage;
 use step_runner_process::spawn;
 
@@ -85,10 +85,10 @@ impl Stage {
         };
         match told {
             FromKeeper::StepEnded { over, .. } => {
-                *daemon.over.entry(over.step).or_default() += 1;
+                *daemon.over.entry(over.process).or_default() += 1;
                 let is_success = matches!(over.end, StepEnd::Exited(status) if status.is_success());
-                let is_last = daemon.last_step.take_if(|step| *step == over.step).is_some();
-                let is_free = daemon.first_end.is_none() && !stopped.contains(&over.step);
+                let is_last = daemon.last_step.take_if(|process| *process == over.process).is_some();
+                let is_free = daemon.first_end.is_none() && !stopped.contains(&over.process);
                 let should = is_last && is_success && over.left == 0 && is_free;
                 if over.closes != should {
                     self.wrongs.push(format!("{over:?} closes its job: {}", over.closes));
@@ -98,14 +98,14 @@ impl Stage {
                     self.wrongs.push(format!("{over:?} behind the end of its job"));
                 }
             }
-            FromKeeper::Cleared { step, .. } if !daemon.clears.contains(&step) => {
-                self.wrongs.push(format!("step {step} waits for nothing"));
+            FromKeeper::Cleared { call, .. } if !daemon.clears.contains(&call) => {
+                self.wrongs.push(format!("call {call} waits for nothing"));
             }
             FromKeeper::Closed { .. } => {
                 daemon.closed += 1;
-                let open = daemon.steps.iter().find(|step| !daemon.over.contains_key(step));
-                if let Some(step) = open {
-                    self.wrongs.push(format!("the job is closed before step {step} is over"));
+                let open = daemon.processes.iter().find(|process| !daemon.over.contains_key(process));
+                if let Some(process) = open {
+                    self.wrongs.push(format!("the job is closed before process {process} is over"));
                 }
             }
             _ => {}
@@ -117,14 +117,14 @@ impl Stage {
         let body = &mut self.core.get_mut(serial)?.body;
         let is_alive = !body.running.is_empty() || body.left.values().any(|left| *left > 0);
         let stops = body.stops.clone();
-        let is_early = |step: &u32| stops.get(step).is_some_and(|stop| now < stop.kill_at);
+        let is_early = |process: &ProcessNumber| stops.get(process).is_some_and(|stop| now < stop.kill_at);
         let wrong = match &action {
             JobAction::Start(_) if body.is_ended => Some("a start behind the request to end"),
-            JobAction::Start(step) if body.stops.contains_key(step) => {
+            JobAction::Start(process) if body.stops.contains_key(process) => {
                 Some("a start behind the request to stop")
             }
-            JobAction::KillStep(step)
-                if is_early(step) && body.running.iter().any(|run| run.step == *step) =>
+            JobAction::KillStep(process)
+                if is_early(process) && body.running.iter().any(|run| run.process == *process) =>
             {
                 Some("SIGKILL of a step within its grace")
             }
@@ -142,56 +142,59 @@ impl Stage {
         self.wrongs.extend(wrong.map(str::to_owned));
         match action {
             JobAction::Line(..) => body.log.len += 10,
-            JobAction::Start(step) if body.whims.is_busy => {
+            JobAction::Start(process) if body.whims.is_busy => {
                 body.whims.is_busy = false;
                 let failure =
                     StartFailure { part: StartPart::Stage(spawn::Stage::Exec), errno: 26, is_busy: true };
-                return Some(Event::StartFailed(step, failure));
+                return Some(Event::StartFailed(process, failure));
             }
-            JobAction::Start(step) => {
-                body.running.push(Running { step, is_deaf: body.whims.is_deaf });
-                return Some(Event::Started(step));
+            JobAction::Start(process) => {
+                body.running.push(Running { process, is_deaf: body.whims.is_deaf });
+                return Some(Event::Started(process));
             }
-            JobAction::NotStarted(step, _) => return Some(Event::Ended(not_started(step))),
+            JobAction::NotStarted(process, _) => return Some(Event::Ended(not_started(process))),
             JobAction::FinishStep(finish) => {
                 // A process that nothing ends lives on.
                 let before = body.running.len();
-                body.running.retain(|run| run.step != finish.step);
-                *body.left.entry(finish.step).or_default() += (before - body.running.len()) as u8;
+                body.running.retain(|run| run.process != finish.process);
+                *body.left.entry(finish.process).or_default() += (before - body.running.len()) as u8;
                 return Some(Event::Ended(exited(&finish, body.left.values().sum())));
             }
-            JobAction::CheckEmpty(EmptyCheck::Clear(step)) => {
-                let is_empty = body.left.get(&step).is_none_or(|left| *left == 0);
-                return Some(Event::CheckedEmpty(EmptyCheck::Clear(step), is_empty));
+            JobAction::CheckEmpty(EmptyCheck::Clear(process)) => {
+                let is_empty = body.left.get(&process).is_none_or(|left| *left == 0);
+                return Some(Event::CheckedEmpty(EmptyCheck::Clear(process), is_empty));
             }
-            JobAction::CheckLeftEmpty { step, steps } => {
-                let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
-                return Some(Event::CheckedLeftEmpty(step, is_empty));
+            JobAction::CheckLeftEmpty { call, processes } => {
+                let is_empty =
+                    processes.iter().all(|process| body.left.get(process).is_none_or(|left| *left == 0));
+                return Some(Event::CheckedLeftEmpty(call, is_empty));
             }
-            JobAction::TerminateLeft(steps) if !body.whims.is_stuck => {
-                body.left.retain(|step, _| !steps.contains(step));
+            JobAction::TerminateLeft(processes) if !body.whims.is_stuck => {
+                body.left.retain(|process, _| !processes.contains(process));
             }
-            JobAction::KillStep(step) if !body.whims.is_stuck => {
-                body.left.remove(&step);
-                let killed = body.running.extract_if(.., |run| run.step == step);
-                self.dead.extend(killed.map(|run| (serial, run.step, ExitStatus::Signal(9))));
+            JobAction::KillStep(process) if !body.whims.is_stuck => {
+                body.left.remove(&process);
+                let killed = body.running.extract_if(.., |run| run.process == process);
+                self.dead.extend(killed.map(|run| (serial, run.process, ExitStatus::Signal(9))));
             }
             JobAction::CheckEmpty(check) => {
                 // Signals have worked when somebody looks.
                 return Some(Event::CheckedEmpty(check, !is_alive));
             }
-            JobAction::Terminate(step) => {
-                let obeys =
-                    body.running.iter().any(|run| run.step == step && !run.is_deaf && !body.whims.is_stuck);
+            JobAction::Terminate(process) => {
+                let obeys = body
+                    .running
+                    .iter()
+                    .any(|run| run.process == process && !run.is_deaf && !body.whims.is_stuck);
                 if obeys {
-                    body.running.retain(|run| run.step != step);
-                    self.dead.push((serial, step, ExitStatus::Signal(15)));
+                    body.running.retain(|run| run.process != process);
+                    self.dead.push((serial, process, ExitStatus::Signal(15)));
                 }
             }
             JobAction::Kill if !body.whims.is_stuck => {
                 body.left.clear();
                 let killed = std::mem::take(&mut body.running);
-                self.dead.extend(killed.into_iter().map(|run| (serial, run.step, ExitStatus::Signal(9))));
+                self.dead.extend(killed.into_iter().map(|run| (serial, run.process, ExitStatus::Signal(9))));
             }
             JobAction::WriteEnd { .. } => {
                 body.log.len += 100;
@@ -207,15 +210,15 @@ impl Stage {
     }
 }
 
-fn not_started(step: u32) -> StepEnded {
-    over(step, StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 }, 0)
+fn not_started(process: ProcessNumber) -> StepEnded {
+    over(process, StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 }, 0)
 }
 
 fn exited(finish: &FinishStep, left: u8) -> StepEnded {
-    over(finish.step, StepEnd::Exited(finish.status), u32::from(left))
+    over(finish.process, StepEnd::Exited(finish.status), u32::from(left))
 }
 
-fn over(step: u32, end: StepEnd, left: u32) -> StepEnded {
+fn over(process: ProcessNumber, end: StepEnd, left: u32) -> StepEnded {
     let ran = FinishedProcess { ended: 0, log_len: 0, usage: None };
-    StepEnded { step, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
+    StepEnded { process, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
 }

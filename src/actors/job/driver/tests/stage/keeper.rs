@@ -6,9 +6,9 @@ impl Stage {
     /// Ends the running process. False if none runs.
     pub(super) fn exit(&mut self) -> bool {
         let Some(keeper) = &mut self.keeper else { return false };
-        let Some((call, closes)) = keeper.running.pop_first() else { return false };
-        let code = self.codes.get(call as usize - 1).copied().unwrap_or_default();
-        let over = over(call, code, closes && code == 0);
+        let Some((process, closes)) = keeper.running.pop_first() else { return false };
+        let code = self.codes.get(process as usize - 1).copied().unwrap_or_default();
+        let over = over(process, code, closes && code == 0);
         keeper.over.push(over.clone());
         if over.closes {
             keeper.closed = Some(Closed::default());
