@@ -369,15 +369,15 @@ impl Handler<KeeperEventArrived> for JobActor {
     fn handle(&mut self, KeeperEventArrived(event): KeeperEventArrived, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::keeper_said");
         match event {
-            KeeperEvent::StepEnded(over) => {
+            KeeperEvent::StepEnded(ended) => {
                 self.view.update(|state| {
-                    (state.cpu_time, state.peak_memory) = (over.usage.cpu_time, over.usage.peak_memory);
-                    state.used(over.ran.usage);
+                    (state.cpu_time, state.peak_memory) = (ended.usage.cpu_time, ended.usage.peak_memory);
+                    state.used(ended.ran.usage);
                 });
-                if let Some(over) = self.driver.step_ended(over)
-                    && let Some(step) = self.steps.get(&over.process)
+                if let Some(ended) = self.driver.step_ended(ended)
+                    && let Some(step) = self.steps.get(&ended.process)
                 {
-                    deliver(step, Ended(over));
+                    deliver(step, Ended(ended));
                 }
             }
             KeeperEvent::Cleared(call) => self.handle_event(Event::Cleared { call }, ctx),

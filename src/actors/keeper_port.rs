@@ -401,11 +401,11 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
                 }
             }
         }
-        FromKeeper::StepEnded { key, over } => {
+        FromKeeper::StepEnded { key, ended } => {
             if let Some((view, _)) = registry.by_key(key) {
-                view.trace.expect_end(over.process, over.ran.log_len);
+                view.trace.expect_end(ended.process, ended.ran.log_len);
             }
-            tell(registry, key, KeeperEvent::StepEnded(over));
+            tell(registry, key, KeeperEvent::StepEnded(ended));
         }
         FromKeeper::Cleared { key, call } => tell(registry, key, KeeperEvent::Cleared(call)),
         FromKeeper::Closed { key, closed } => tell(registry, key, KeeperEvent::Closed(closed)),

@@ -164,7 +164,7 @@ pub(crate) enum Remove {
     /// Another call removes it already.
     Joined(Ongoing),
     /// The caller must remove it.
-    Begun(Removal, Ongoing),
+    Started(Removal, Ongoing),
 }
 
 impl Registry {
@@ -209,7 +209,7 @@ impl Registry {
                 let refused = Arc::clone(&ongoing.refused);
                 slots.insert(id.clone(), Slot::Removing(Arc::clone(&view), job.clone(), ongoing.clone()));
                 let removal = Removal { registry, view, job, refused, is_complete: false, _pending: pending };
-                Remove::Begun(removal, ongoing)
+                Remove::Started(removal, ongoing)
             }
         }
     }

@@ -257,11 +257,11 @@ pub(super) struct Ended(pub(super) StepEnded);
 impl Handler<Ended> for StepActor {
     type Result = ();
 
-    fn handle(&mut self, Ended(over): Ended, ctx: &mut Self::Context) {
-        failpoint::hit("actors::step::over");
-        (self.ran, self.closes) = (Some(over.ran), over.closes);
-        let end = match over.end {
-            StepEnd::Exited(status) => match over.shortage {
+    fn handle(&mut self, Ended(ended): Ended, ctx: &mut Self::Context) {
+        failpoint::hit("actors::step::ended");
+        (self.ran, self.closes) = (Some(ended.ran), ended.closes);
+        let end = match ended.end {
+            StepEnd::Exited(status) => match ended.shortage {
                 Some(shortage) if !self.task.spawn.success.includes(status) => {
                     ProcessEnd::Short { status, of: self.task.limits.explain(shortage) }
                 }

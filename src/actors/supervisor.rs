@@ -287,7 +287,7 @@ impl Handler<JobEnded> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, JobEnded(id): JobEnded, _: &mut Self::Context) {
-        failpoint::hit("actors::supervisor::job_over");
+        failpoint::hit("actors::supervisor::job_ended");
         self.ended(&id);
     }
 }
@@ -335,7 +335,7 @@ impl Handler<KeeperGone> for Supervisor {
             return;
         }
         let port = self.port.clone();
-        let jobs = begun(&self.living());
+        let jobs = started(&self.living());
         if jobs.is_empty() {
             tracing::warn!("the keeper is gone; it ran no job");
         } else {
@@ -365,7 +365,7 @@ impl Handler<KeeperGone> for Supervisor {
 
 /// Jobs that may have started processes. Waiting jobs are excluded: none of their steps has run, and by the time the dead
 /// keeper's remains are killed, the next keeper may have started them.
-fn begun(jobs: &[Arc<JobView>]) -> Vec<Arc<JobView>> {
+fn started(jobs: &[Arc<JobView>]) -> Vec<Arc<JobView>> {
     jobs.iter().filter(|view| view.read(|state| state.start_time).is_some()).map(Arc::clone).collect()
 }
 
@@ -429,7 +429,7 @@ mod tests {
             Arc::new(JobView::new(JobId::parse(id).unwrap(), 0, 1, log, trace, state))
         };
         let (waits, runs) = (view("waits", None), view("runs", Some(1)));
-        let begun: Vec<_> = begun(&[waits, Arc::clone(&runs)]).iter().map(|view| view.key).collect();
-        assert_eq!(begun, [runs.key]);
+        let started: Vec<_> = started(&[waits, Arc::clone(&runs)]).iter().map(|view| view.key).collect();
+        assert_eq!(started, [runs.key]);
     }
 }

@@ -289,7 +289,7 @@ fn is_large(request: &Request) -> bool {
 fn held_bytes(request: &Request) -> usize {
     let all = |phrases: &[Vec<u8>]| phrases.iter().map(Vec::len).sum::<usize>();
     match request {
-        Request::Register(hold) => hold.record.len() + all(&hold.phrases),
+        Request::Register(asked) => asked.record.len() + all(&asked.phrases),
         Request::Phrases { phrases, .. } => all(phrases),
         _ => 0,
     }

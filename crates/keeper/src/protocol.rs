@@ -138,7 +138,7 @@ pub enum Request {
         /// The job.
         key: JobKey,
     },
-    /// Report everything about a held job except its record. Reply: [`Reply::Resumed`].
+    /// Report everything about a registered job except its record. Reply: [`Reply::Resumed`].
     Resume {
         /// The job.
         key: JobKey,
@@ -158,7 +158,7 @@ pub enum Request {
     },
     /// Read what jobs have used so far. Reply: [`Reply::Usages`].
     ReadUsages {
-        /// The jobs; those that are not held are left out of the reply.
+        /// The jobs; those that are not registered are left out of the reply.
         keys: Vec<JobKey>,
     },
     /// Keep a finished id's digest for later daemons (service.md §3.1, Run after Finish).
@@ -265,13 +265,13 @@ pub enum FromKeeper {
     },
     /// Logs that grew, with their lengths; at most one per job every few milliseconds.
     Lengths(Vec<(JobKey, u64)>),
-    /// A step is over: its process ended, and its pipes were drained or the time for that is over (service.md §6.1,
+    /// A step has ended: its process has, and its pipes were drained or the time for that has passed (service.md §6.1,
     /// "Step").
     StepEnded {
         /// The job.
         key: JobKey,
-        /// The step.
-        over: StepEnded,
+        /// The report.
+        ended: StepEnded,
     },
     /// Nothing is left of what [`Request::Clear`] was to end, or it cannot be killed.
     Cleared {
@@ -380,8 +380,8 @@ pub struct RegisteredJob {
     pub record_len: u64,
     /// Largest `op` done; 0 = none.
     pub last_op: u32,
-    /// Steps that were started and are over, in order.
-    pub over: Vec<StepEnded>,
+    /// Steps that have ended, in order.
+    pub ended: Vec<StepEnded>,
     /// Processes that were asked for and have not ended.
     pub running: Vec<ProcessNumber>,
     /// Set if the log is closed.
@@ -430,7 +430,7 @@ impl<'de> Deserialize<'de> for SecretBytes {
 /// Failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum KeeperError {
-    /// The key is not held.
+    /// No job is registered by this key.
     #[error("the keeper does not hold this job")]
     UnknownJob,
     /// The log could not be opened.

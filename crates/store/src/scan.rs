@@ -131,7 +131,7 @@ impl Journal {
 
 impl ScannedJob {
     /// False if no keeper has ever taken the job: then its log was never opened, and its Run was never answered.
-    pub fn was_held(&self) -> bool {
+    pub fn was_registered(&self) -> bool {
         !self.journal.processes.is_empty() || self.folder.log_inode().is_some()
     }
 

@@ -80,7 +80,7 @@ pub(super) struct Driver {
 #[derive(Default)]
 pub(in crate::actors) struct Reports {
     /// Ends of processes.
-    pub(in crate::actors) over: Vec<StepEnded>,
+    pub(in crate::actors) ended: Vec<StepEnded>,
     /// The end of the job.
     pub(in crate::actors) closed: Option<Box<Closed>>,
 }
@@ -289,25 +289,25 @@ impl Driver {
     }
 
     /// Takes the keeper's report of a process. Returns it if it must go to the step's actor now.
-    pub(super) fn step_ended(&mut self, over: StepEnded) -> Option<StepEnded> {
-        if self.processes.contains(&over.process) {
-            self.phase.note_last_step(&over);
-            return Some(over);
+    pub(super) fn step_ended(&mut self, ended: StepEnded) -> Option<StepEnded> {
+        if self.processes.contains(&ended.process) {
+            self.phase.note_last_step(&ended);
+            return Some(ended);
         }
-        if !self.launched.contains(&over.process) {
+        if !self.launched.contains(&ended.process) {
             // The replay has not reached this start yet, because the disk refuses an earlier result.
-            self.phase.note_last_step(&over);
-            self.reports.over.push(over);
+            self.phase.note_last_step(&ended);
+            self.reports.ended.push(ended);
         }
         None
     }
 
     /// Notes that a step's actor is there for this process. Returns the report of its end if that came earlier.
     pub(super) fn launched(&mut self, process: ProcessNumber) -> Option<StepEnded> {
-        let at = self.reports.over.iter().position(|over| over.process == process)?;
-        let over = self.reports.over.swap_remove(at);
-        self.phase.note_last_step(&over);
-        Some(over)
+        let at = self.reports.ended.iter().position(|ended| ended.process == process)?;
+        let ended = self.reports.ended.swap_remove(at);
+        self.phase.note_last_step(&ended);
+        Some(ended)
     }
 
     /// Returns the event for a timer whose time has come. `None` if nothing waits for it any more.

@@ -247,8 +247,8 @@ impl JobActor {
     fn launch(&mut self, process: ProcessNumber, mut step: StepActor) {
         step.send();
         let step = step.start();
-        if let Some(over) = self.driver.launched(process) {
-            deliver(&step, Ended(over));
+        if let Some(ended) = self.driver.launched(process) {
+            deliver(&step, Ended(ended));
         }
         self.steps.insert(process, step);
     }

@@ -18,9 +18,9 @@ impl JobActor {
         };
         self.stop_retrying(ctx);
         let (key, log_len) = (self.key(), self.view.log.reported_len());
-        let hold = RegisterAgain { key, shell: self.shell.clone(), request, tag: self.tag, log_len };
-        let held = self.supervisor.send(hold);
-        ctx.spawn(held.into_actor(self).map(|held, job, ctx| match held {
+        let asked = RegisterAgain { key, shell: self.shell.clone(), request, tag: self.tag, log_len };
+        let registered = self.supervisor.send(asked);
+        ctx.spawn(registered.into_actor(self).map(|registered, job, ctx| match registered {
             Ok(Ok(link)) => job.registered_again(link, ctx),
             Ok(Err(reason)) => job.not_registered(reason, ctx),
             Err(_) => job.not_registered(NotRegistered::Impossible, ctx),

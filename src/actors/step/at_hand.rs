@@ -35,7 +35,7 @@ impl StepTask {
         if self.is_given_up() {
             return false;
         }
-        failpoint::hit("actors::step::look");
+        failpoint::hit("actors::step::lookup");
         // If something is wrong with the directory, the keeper reports it.
         std::fs::metadata(&self.spawn.work_dir).ok();
         !self.is_given_up()

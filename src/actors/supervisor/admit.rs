@@ -72,7 +72,7 @@ impl Handler<AdmitWith> for Supervisor {
 #[derive(Message)]
 #[rtype(result = "Result<(), Refusal>")]
 pub(super) struct AdmitRegistered {
-    held: Result<Reply, LinkError>,
+    registered: Result<Reply, LinkError>,
     asked: Box<AskedJob>,
 }
 
@@ -81,10 +81,10 @@ impl Handler<AdmitRegistered> for Supervisor {
 
     fn handle(
         &mut self,
-        AdmitRegistered { held, asked }: AdmitRegistered,
+        AdmitRegistered { registered, asked }: AdmitRegistered,
         _: &mut Context<Self>,
     ) -> Self::Result {
-        self.admit_registered(held, *asked)
+        self.admit_registered(registered, *asked)
     }
 }
 
@@ -205,11 +205,11 @@ impl Supervisor {
                 return Box::pin(std::future::ready(Err(refusal)));
             }
         };
-        let (asked, hold) = self.start_asking(admission, placed);
+        let (asked, request) = self.start_asking(admission, placed);
         let (me, port, link) = (asked.me.clone(), self.port.clone(), asked.keeper.link.clone());
         Box::pin(async move {
-            let held = port.unless_silent(link.ask(hold)).await.unwrap_or(Err(LinkError::Silent));
-            me.send(AdmitRegistered { held, asked: Box::new(asked) })
+            let registered = port.unless_silent(link.ask(request)).await.unwrap_or(Err(LinkError::Silent));
+            me.send(AdmitRegistered { registered, asked: Box::new(asked) })
                 .await
                 .map_err(|_| Refusal::stopping())?
         })
@@ -220,18 +220,22 @@ impl Supervisor {
     fn start_asking(&mut self, admission: Admission, placed: Placed) -> (AskedJob, Request) {
         let Admission { keeper, mut prepared, reservation, caller, me } = admission;
         let key = prepared.id.key();
-        let hold = register_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
+        let request = register_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
         let has_slot = self.queue.is_running(&prepared.id);
         let folder = prepared.folder.clone();
         let labels = std::mem::take(&mut prepared.labels);
         let (view, job) = self.start_job(&keeper, prepared, placed, me.clone(), has_slot);
-        (AskedJob { keeper, folder, labels, reservation, caller, me, view, job }, hold)
+        (AskedJob { keeper, folder, labels, reservation, caller, me, view, job }, request)
     }
 
     /// Handles the keeper's answer: registers the job or undoes everything.
-    fn admit_registered(&mut self, held: Result<Reply, LinkError>, asked: AskedJob) -> Result<(), Refusal> {
+    fn admit_registered(
+        &mut self,
+        registered: Result<Reply, LinkError>,
+        asked: AskedJob,
+    ) -> Result<(), Refusal> {
         let AskedJob { keeper, view, .. } = &asked;
-        let taken = match held {
+        let taken = match registered {
             Ok(Reply::Registered { .. }) if keeper.link.is_over() => Err(not_registered(&LinkError::Gone)),
             Ok(Reply::Registered { log_inode, log_len }) => {
                 view.opened_log(log_inode, log_len);

@@ -43,7 +43,7 @@ const ALL_SMALL: u64 = 32 << 20;
 
 /// A job as its keeper describes it.
 pub(super) struct ResumedJob {
-    pub(super) held: RegisteredJob,
+    pub(super) registered: RegisteredJob,
     pub(super) record: Option<Vec<u8>>,
 }
 
@@ -113,7 +113,7 @@ impl Supervisor {
     pub(super) fn load_all(&mut self, ctx: &mut Context<Self>) -> oneshot::Receiver<()> {
         let (sender, done) = oneshot::channel();
         self.pending_replays.done = Some(sender);
-        self.pending_replays.jobs.sort_by_key(|job| std::cmp::Reverse(job.resumed.held.record_len));
+        self.pending_replays.jobs.sort_by_key(|job| std::cmp::Reverse(job.resumed.registered.record_len));
         self.load_next(ctx);
         done
     }
@@ -124,7 +124,7 @@ impl Supervisor {
         self.pending_replays.is_busy = true;
         let (port, record) = (self.port.clone(), job.resumed.record.take());
         let load = async move {
-            let loaded = load(&port, &job.keeper, job.view.key, &job.resumed.held, record).await;
+            let loaded = load(&port, &job.keeper, job.view.key, &job.resumed.registered, record).await;
             (job, loaded)
         };
         ctx.spawn(load.into_actor(self).map(|(job, loaded), supervisor, ctx| {
@@ -190,7 +190,7 @@ impl Supervisor {
         me: &Context<Self>,
     ) -> Result<(), String> {
         use actix::AsyncContext;
-        let PendingReplay { view, keeper, resumed: ResumedJob { held, .. }, cancel, stored, ctx } = job;
+        let PendingReplay { view, keeper, resumed: ResumedJob { registered, .. }, cancel, stored, ctx } = job;
         let LoadedRecord { shell, redactor, replayed, head } = loaded;
         let Replayed { machine, effects, recorder, fetched, exited, trees, unmasked, .. } = replayed;
         // The journal's line may be missing because the disk was full; the record has the time.
@@ -201,7 +201,7 @@ impl Supervisor {
             });
         }
         let waits = view.read(|state| state.start_time).is_none();
-        let brief = held.brief.0.into();
+        let brief = registered.brief.0.into();
         let waits_with = head.filter(|_| waits).map(|head| RegisteredRequest { head: head.into(), brief });
         let parts = JobParts {
             folder: self.state.folder(view.key),
@@ -212,13 +212,14 @@ impl Supervisor {
             machine,
             redactor,
             shell,
-            tag: held.tag,
+            tag: registered.tag,
             encode: self.encode,
             waits_with,
         };
-        let asked = held.over.iter().map(|over| over.process).chain(held.running).collect();
-        let performed = PerformedEffects { last_op: held.last_op, stored, fetched, exited, asked, unmasked };
-        let reports = Reports { over: held.over, closed: held.closed.map(Box::new) };
+        let asked = registered.ended.iter().map(|ended| ended.process).chain(registered.running).collect();
+        let performed =
+            PerformedEffects { last_op: registered.last_op, stored, fetched, exited, asked, unmasked };
+        let reports = Reports { ended: registered.ended, closed: registered.closed.map(Box::new) };
         let is_cancelled = replayed.is_cancelled;
         let resumed = ResumedState { effects, performed, reports, is_cancelled };
         let replay = Replay { resumed, recorder, trees, cancel };
@@ -237,16 +238,16 @@ pub(super) async fn take_all(
     let (mut all, mut room) = (BTreeMap::new(), ALL_SMALL);
     for key in keys {
         match port.ask_living(&keeper.link, Request::Resume { key }).await {
-            Ok(Reply::Resumed(held)) => {
-                let len = held.record_len;
-                let is_early = len <= SMALL || held.events == 1;
+            Ok(Reply::Resumed(registered)) => {
+                let len = registered.record_len;
+                let is_early = len <= SMALL || registered.events == 1;
                 let record = if is_early && len <= room {
                     room -= len;
                     Some(read(port, keeper, key, len).await?)
                 } else {
                     None
                 };
-                all.insert(key, ResumedJob { held: *held, record });
+                all.insert(key, ResumedJob { registered: *registered, record });
             }
             // The keeper dropped the job meanwhile. The other jobs must not suffer for it.
             Ok(_) | Err(LinkError::Refused(_)) => {}
@@ -275,12 +276,12 @@ pub(super) async fn load(
     port: &KeeperPort,
     keeper: &Keeper,
     key: JobKey,
-    held: &RegisteredJob,
+    registered: &RegisteredJob,
     record: Option<Vec<u8>>,
 ) -> Result<LoadedRecord, NotLoaded> {
     let stream = match record {
         Some(stream) => stream,
-        None => match read(port, keeper, key, held.record_len).await {
+        None => match read(port, keeper, key, registered.record_len).await {
             Ok(stream) => stream,
             Err(error) => {
                 if matches!(error, LinkError::Silent)

@@ -66,7 +66,7 @@ impl Handler<Recover> for Supervisor {
                     return Ok((None, ResumedJobs::new(), vec![]));
                 };
                 match take_all(&port, &keeper, holdings.jobs).await {
-                    Ok(held) => return Ok((Some(keeper), held, holdings.remembered)),
+                    Ok(registered) => return Ok((Some(keeper), registered, holdings.remembered)),
                     // The keeper died meanwhile. The next search does not find it.
                     Err(LinkError::Gone) => port.try_forget().await?,
                     Err(LinkError::Silent) => port.end_silent().await?,
@@ -76,7 +76,7 @@ impl Handler<Recover> for Supervisor {
         };
         let taken_up =
             find.into_actor(self).map(move |found, supervisor: &mut Self, ctx: &mut Context<Self>| {
-                let (keeper, held, remembered) = found?;
+                let (keeper, registered, remembered) = found?;
                 if keeper.is_none() {
                     supervisor.port.foresee_groups()?;
                 }
@@ -87,7 +87,7 @@ impl Handler<Recover> for Supervisor {
                         .lock()
                         .restore(entry, supervisor.config().remember_finished);
                 }
-                supervisor.take_up(keeper.as_ref(), held)?;
+                supervisor.take_up(keeper.as_ref(), registered)?;
                 supervisor.warn_of_limits(&supervisor.config());
                 let loaded = supervisor.load_all(ctx);
                 supervisor.port.release();
@@ -105,11 +105,11 @@ impl Handler<Recover> for Supervisor {
 }
 
 impl Supervisor {
-    fn take_up(&mut self, keeper: Option<&Keeper>, mut held: ResumedJobs) -> Result<(), RecoveryError> {
+    fn take_up(&mut self, keeper: Option<&Keeper>, mut registered: ResumedJobs) -> Result<(), RecoveryError> {
         // A dead keeper holds no job. If it dies after this check, the jobs are registered and learn of it.
         let keeper = keeper.filter(|keeper| !keeper.link.is_over());
         if keeper.is_none() {
-            held.clear();
+            registered.clear();
         }
         self.pause_queue();
         self.state.set_aside_keys()?.into_iter().for_each(|key| self.registry.set_broken(key));
@@ -117,7 +117,7 @@ impl Supervisor {
         for found in self.state.scan()? {
             match found {
                 Found::Job(job) => {
-                    let holding = held.remove(&job.folder.key());
+                    let holding = registered.remove(&job.folder.key());
                     match (&job.journal.end, keeper, holding) {
                         (Some(end), keeper, holding) => {
                             gone.extend(step_files(&job.folder));
@@ -129,11 +129,11 @@ impl Supervisor {
                         }
                         (None, Some(keeper), Some(holding)) => self.go_on(keeper, *job, holding),
                         // Its Run was not answered: the daemon answers only after the keeper has.
-                        (None, ..) if !job.was_held() => gone.extend(job.discard()),
+                        (None, ..) if !job.was_registered() => gone.extend(job.discard()),
                         (None, ..) => orphaned.push(job),
                     }
                 }
-                Found::Unreadable { folder, reason } => match (keeper, held.remove(&folder.key())) {
+                Found::Unreadable { folder, reason } => match (keeper, registered.remove(&folder.key())) {
                     (Some(keeper), Some(holding)) => self.write_anew(keeper, &folder, holding),
                     _ if folder.drop_unanswered() => {}
                     _ => self.set_aside(&folder, &reason),
@@ -147,7 +147,7 @@ impl Supervisor {
             }
         }
         // The keeper holds them, and they have no record: their Runs were never answered (service.md §6.4 item 3).
-        for (key, _) in held {
+        for (key, _) in registered {
             if let Some(keeper) = keeper {
                 keeper.link.tell_short(Request::Drop { key });
             }
@@ -320,7 +320,7 @@ impl Supervisor {
         job: &ScannedJob,
         resumed: ResumedJob,
     ) -> Result<(), String> {
-        let held = &resumed.held;
+        let at_keeper = &resumed.registered;
         let started = job
             .journal
             .started
@@ -328,10 +328,11 @@ impl Supervisor {
         let JobRecord { registered, registered_boot, .. } = job.record;
         let waits = before_start(self.age(&job.record, registered, registered_boot));
         // The record holds only the request: the job waits or was about to begin.
-        let is_new = held.events == 1;
-        let brief = Brief::decode(&held.brief.0).ok_or("what the keeper says of it cannot be read")?;
+        let is_new = at_keeper.events == 1;
+        let brief = Brief::decode(&at_keeper.brief.0).ok_or("what the keeper says of it cannot be read")?;
         let id = JobId::parse(&job.record.id).map_err(|e| e.to_string())?;
-        let (view, stored) = self.view_of(id, &job.record, brief.digest, Times { started, waits }, held)?;
+        let (view, stored) =
+            self.view_of(id, &job.record, brief.digest, Times { started, waits }, at_keeper)?;
         tracing::info!(job = %view.id, "job goes on");
         let place = brief.place.as_ref().filter(|_| is_new && started.is_none());
         self.restore_queue(&view.id, &brief.share, place);
@@ -358,7 +359,7 @@ impl Supervisor {
 
     /// Rewrites a damaged record on disk from the keeper's copy.
     fn write_anew(&mut self, keeper: &Keeper, folder: &JobFolder, resumed: ResumedJob) {
-        let written = Brief::decode(&resumed.held.brief.0)
+        let written = Brief::decode(&resumed.registered.brief.0)
             .and_then(|brief| brief.record())
             .ok_or_else(|| "what the keeper says of it cannot be read".to_owned())
             .and_then(|record| {

@@ -41,16 +41,16 @@ pub(super) fn request_digest(key: &[u8; 16], request: &[u8; 32]) -> [u8; 16] {
 impl Supervisor {
     /// Cancels and removes a job. Resolves when it is gone, or registered as before. Repeated and concurrent calls join.
     pub(super) fn remove(&mut self, id: &JobId) -> impl Future<Output = Result<(), Refusal>> + 'static {
-        let begun = match self.registry.remove(id) {
+        let started = match self.registry.remove(id) {
             Remove::Unknown => Err(self.remove_broken(id)),
             Remove::Joined(ongoing) => Ok(ongoing),
-            Remove::Begun(removal, ongoing) => {
+            Remove::Started(removal, ongoing) => {
                 self.begin_removal(removal);
                 Ok(ongoing)
             }
         };
         async move {
-            match begun {
+            match started {
                 Ok(ongoing) => ongoing.done().await,
                 Err(result) => result,
             }

@@ -32,11 +32,11 @@ impl Supervisor {
         record: &JobRecord,
         digest: [u8; 32],
         Times { started, waits }: Times,
-        held: &RegisteredJob,
+        registered: &RegisteredJob,
     ) -> Result<(Arc<JobView>, u32), String> {
         let folder = self.state.folder(id.key());
         let (stored, steps_done) = self.mend_steps(&folder)?;
-        let usage = held.over.last().map(|over| over.usage).unwrap_or_default();
+        let usage = registered.ended.last().map(|ended| ended.usage).unwrap_or_default();
         let state = JobViewState {
             state: if started.is_some() { JobState::Running } else { JobState::Queued },
             start_time: started.map(|start| start.at),
@@ -44,14 +44,14 @@ impl Supervisor {
             steps_done,
             cpu_time: usage.cpu_time,
             peak_memory: usage.peak_memory,
-            usage: held.over.iter().filter_map(|over| over.ran.usage).reduce(StepUsage::and),
+            usage: registered.ended.iter().filter_map(|ended| ended.ran.usage).reduce(StepUsage::and),
             ..JobViewState::default()
         };
         let group = || self.context.sync_group.clone();
-        let log = LogFeed::growing(held.log_len, group(), &folder);
+        let log = LogFeed::growing(registered.log_len, group(), &folder);
         LogSink::begin(&log);
         let trace = TraceFeed::growing(folder.steps_len(), group());
-        let view = JobView::new(id, record.registered, held.log_inode, log, trace, state);
+        let view = JobView::new(id, record.registered, registered.log_inode, log, trace, state);
         Ok((Arc::new(view.of_request(digest, record.origin)), stored))
     }
 
@@ -78,8 +78,8 @@ impl Supervisor {
             }
             let keeper = port.living().await.ok_or_else(not_registered)?;
             match keeper.link.ask(Request::Resume { key }).await {
-                Ok(Reply::Resumed(held)) => match load(&port, &keeper, key, &held, None).await {
-                    Ok(loaded) => Ok((keeper, *held, loaded)),
+                Ok(Reply::Resumed(registered)) => match load(&port, &keeper, key, &registered, None).await {
+                    Ok(loaded) => Ok((keeper, *registered, loaded)),
                     Err(NotLoaded::KeeperGone) => Err(not_registered()),
                     Err(NotLoaded::Unusable(reason)) => Err(reason),
                 },
@@ -90,13 +90,13 @@ impl Supervisor {
         .map(move |loaded, supervisor, ctx| {
             let news = supervisor.registry.hand_out(key);
             let Some(view) = supervisor.registry.view(&id).filter(|view| !view.is_ended()) else { return };
-            let revived = loaded.and_then(|(keeper, held, loaded)| {
+            let revived = loaded.and_then(|(keeper, registered, loaded)| {
                 let (stored, steps_done) = supervisor.mend_steps(&supervisor.state.folder(key))?;
                 view.update(|state| state.steps_done = steps_done);
                 let mailbox = JobActor::mailbox();
                 let actor = mailbox.address();
                 let (view, link) = (Arc::clone(&view), keeper.link.clone());
-                let resumed = ResumedJob { held, record: None };
+                let resumed = ResumedJob { registered, record: None };
                 let job = PendingReplay { view, keeper, resumed, cancel: None, stored, ctx: mailbox };
                 supervisor.drive(job, loaded, ctx).map(|()| (actor, link))
             });

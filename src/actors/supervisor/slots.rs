@@ -217,12 +217,12 @@ impl Handler<RegisterAgain> for Supervisor {
         RegisterAgain { key, shell, request, tag, log_len }: RegisterAgain,
         ctx: &mut Context<Self>,
     ) -> Self::Result {
-        failpoint::hit("actors::supervisor::hold_again");
+        failpoint::hit("actors::supervisor::register_again");
         let (port, me) = (self.port.clone(), ctx.address());
         Box::pin(async move {
             let keeper = port.get(&me).await?;
-            let hold = super::admit::register_request(&shell, key, &keeper, &request, tag, log_len);
-            match keeper.link.ask(hold).await? {
+            let asked = super::admit::register_request(&shell, key, &keeper, &request, tag, log_len);
+            match keeper.link.ask(asked).await? {
                 Reply::Registered { .. } => Ok(keeper.link),
                 _ => Err(NotRegistered::Impossible),
             }

@@ -69,7 +69,7 @@ const PARTS: [(&str, u32, bool); 9] = [
     ("actors::job::keeper_said", 0, false),
     ("actors::job::end", 0, true),
     ("actors::step::started", 0, false),
-    ("actors::step::over", 0, false),
+    ("actors::step::ended", 0, false),
     ("actors::trace_sink::append", 0, false),
     ("actors::log_sink::grew", 0, true),
 ];
@@ -148,7 +148,7 @@ async fn fault_59_a_panic_in_a_cancel_still_ends_the_job() {
 }
 
 /// Parts of the supervisor, named by the call that reaches them.
-const SUPERVISOR: [&str; 6] = ["admit", "cancel", "finish", "job_over", "operate", "reap"];
+const SUPERVISOR: [&str; 6] = ["admit", "cancel", "finish", "job_ended", "operate", "reap"];
 
 #[tokio::test]
 async fn fault_59_without_its_supervisor_the_daemon_ends_and_the_next_one_takes_its_jobs_up() {

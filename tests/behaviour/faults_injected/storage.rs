@@ -234,7 +234,7 @@ async fn fault_15_a_job_whose_look_gets_no_thread_waits_for_one() {
 
 #[tokio::test]
 async fn fault_76_a_step_whose_file_system_does_not_answer_delays_neither_other_jobs_nor_its_cancel() {
-    let mut daemon = failing("actors::step::look=pause", "");
+    let mut daemon = failing("actors::step::lookup=pause", "");
     let client = daemon.client().await;
     // More jobs than threads that look. So many folders are not looked through at once.
     let ids = ["1", "2", "3", "4", "5", "6"];

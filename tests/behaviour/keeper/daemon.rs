@@ -11,7 +11,7 @@ use crate::keeper::support::{Client, Keeper, exited, settings, wait_for_file, wa
 #[test]
 fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("survivor");
+    let mut job = keeper.register("survivor");
     let go = keeper.dir.path().join("go");
     keeper.client.tell(Request::Record { key: job.key, seq: 1, event: b"second".to_vec() });
     keeper.client.tell(Request::Record { key: job.key, seq: 1, event: b"twice".to_vec() });
@@ -20,20 +20,24 @@ fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
         &mut keeper.client,
         &format!("while ! test -e {}; do sleep 0.01; done; echo two; exit 5", go.display()),
     );
-    let held = job.resume(&mut keeper.client);
-    assert_eq!((held.last_op, held.over.len(), &held.running[..]), (0, 1, &[2][..]), "the second step runs");
+    let registered = job.resume(&mut keeper.client);
+    assert_eq!(
+        (registered.last_op, registered.ended.len(), &registered.running[..]),
+        (0, 1, &[2][..]),
+        "the second step runs"
+    );
 
     keeper.client.hang_up();
     std::fs::write(&go, "").unwrap();
     wait_until(|| job.lines().len() == 2);
     keeper.reconnect(settings());
     assert_eq!(keeper.client.jobs, [job.key]);
-    wait_until(|| job.resume(&mut keeper.client).over.len() == 2);
-    let held = job.resume(&mut keeper.client);
-    assert_eq!(held.over[1].end, exited(5));
-    assert_eq!((held.last_op, held.tag), (0, job.tag));
+    wait_until(|| job.resume(&mut keeper.client).ended.len() == 2);
+    let registered = job.resume(&mut keeper.client);
+    assert_eq!(registered.ended[1].end, exited(5));
+    assert_eq!((registered.last_op, registered.tag), (0, job.tag));
     assert_eq!(job.record(&mut keeper.client), [b"first".to_vec(), b"second".to_vec()]);
-    assert_eq!(held.log_len, job.log().len() as u64);
+    assert_eq!(registered.log_len, job.log().len() as u64);
 
     // The new daemon replays the job. Operations that were done are not done again.
     let mut again = job.command(&["/bin/echo", "again"]);
@@ -58,7 +62,7 @@ fn without_a_daemon_jobs_are_ended_recorded_and_their_secrets_removed() {
         let mut keeper = Keeper::start_with("auto", KeeperSettings { keeper_wait: wait, ..settings() });
         let secret = keeper.dir.path().join("secret");
         std::fs::write(&secret, "x").unwrap();
-        let mut job = keeper.hold_with("alone", |hold| hold.secret_files = vec![secret.clone()]);
+        let mut job = keeper.register_with("alone", |asked| asked.secret_files = vec![secret.clone()]);
         let ready = keeper.dir.path().join("ready");
         job.spawn(
             &mut keeper.client,
@@ -85,7 +89,7 @@ fn without_a_daemon_jobs_are_ended_recorded_and_their_secrets_removed() {
 fn a_state_folder_of_one_daemon_alone_is_removed_with_the_keeper() {
     let settings = KeeperSettings { keeper_wait: Duration::ZERO, remove_state: true, ..settings() };
     let mut keeper = Keeper::start_with("auto", settings);
-    keeper.hold("gone");
+    keeper.register("gone");
     keeper.client.hang_up();
     assert!(keeper.process.wait().unwrap().success());
     assert!(!keeper.dir.path().exists());
@@ -100,7 +104,7 @@ fn a_second_keeper_is_refused_and_the_first_untouched() {
         .status()
         .unwrap();
     assert!(!second.success());
-    let mut job = keeper.hold("still");
+    let mut job = keeper.register("still");
     assert_eq!(job.run(&mut keeper.client, "exit 0").end, exited(0));
     let identity: KeeperIdentity =
         serde_json::from_slice(&std::fs::read(keeper.dir.path().join("keeper.json")).unwrap()).unwrap();
@@ -111,7 +115,7 @@ fn a_second_keeper_is_refused_and_the_first_untouched() {
 #[test]
 fn a_daemon_of_another_version_gets_an_answer_and_nothing_else() {
     let mut keeper = Keeper::start("auto");
-    let job = keeper.hold("versions");
+    let job = keeper.register("versions");
     for version in [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, 99] {
         let (client, hello) = Client::speaking(version, keeper.connect(), settings());
         keeper.client = client;
@@ -129,7 +133,7 @@ fn a_daemon_of_another_version_gets_an_answer_and_nothing_else() {
 fn a_daemon_of_another_version_changes_no_setting_and_keeps_no_keeper_waiting() {
     let own = KeeperSettings { keeper_wait: Duration::from_millis(300), ..settings() };
     let mut keeper = Keeper::start_with("auto", own);
-    let mut job = keeper.hold("outlived");
+    let mut job = keeper.register("outlived");
     job.spawn(&mut keeper.client, "sleep 600");
     keeper.client.hang_up();
     let theirs = KeeperSettings { keeper_wait: Duration::from_hours(1), ..settings() };

@@ -14,17 +14,17 @@ use crate::keeper::support::{Keeper, SOON, exited, settings, signalled, wait_for
 fn fault_01_what_a_step_left_lives_until_the_job_ends() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold("left");
+        let mut job = keeper.register("left");
         let begun = Instant::now();
-        let over = job.run(&mut keeper.client, "sleep 600 & echo x");
+        let ended = job.run(&mut keeper.client, "sleep 600 & echo x");
         assert!(begun.elapsed() < SOON);
-        assert_eq!((over.end, over.left), (exited(0), 1));
+        assert_eq!((ended.end, ended.left), (exited(0), 1));
         let lines = job.lines();
         assert_eq!((lines.len(), lines[0].as_str()), (2, "01O x"));
         assert!(lines[1].starts_with("00O step s1 left 1 process running: "), "{lines:?}");
         // A left-over process that does not hold the pipes causes no wait.
-        let over = job.run(&mut keeper.client, "sleep 600 >/dev/null 2>&1 & :");
-        assert_eq!(over.left, 2);
+        let ended = job.run(&mut keeper.client, "sleep 600 >/dev/null 2>&1 & :");
+        assert_eq!(ended.left, 2);
         // The environment of a process reads empty during its `execve`.
         wait_until(|| job.living().len() == 2);
         assert!(job.close(&mut keeper.client).unkilled.is_empty());
@@ -37,7 +37,8 @@ fn fault_01_what_a_step_left_lives_until_the_job_ends() {
 fn fault_87_the_line_about_leftovers_names_the_right_step_and_masked_commands() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold_with("names", |hold| hold.phrases = vec![b"hunter2-the-secret".to_vec()]);
+        let mut job =
+            keeper.register_with("names", |asked| asked.phrases = vec![b"hunter2-the-secret".to_vec()]);
         let started = keeper.dir.path().join("started");
         let never = keeper.dir.path().join("never");
         rustix::fs::mknodat(rustix::fs::CWD, &never, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -69,12 +70,12 @@ fn fault_87_the_line_about_leftovers_names_the_right_step_and_masked_commands() 
 fn fault_01_leftovers_are_killed_at_the_steps_end_if_the_setting_says_so() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start_with(cgroup, KeeperSettings { leftover_keep: false, ..settings() });
-        let mut job = keeper.hold("kill");
-        let over = job.run(
+        let mut job = keeper.register("kill");
+        let ended = job.run(
             &mut keeper.client,
             "setsid sleep 30 >/dev/null 2>&1 & trap '' TERM; setsid sleep 31 & exit 0",
         );
-        assert_eq!((over.end, over.left), (exited(0), 2));
+        assert_eq!((ended.end, ended.left), (exited(0), 2));
         assert!(job.living().is_empty());
         keeper.end();
     }
@@ -84,12 +85,12 @@ fn fault_01_leftovers_are_killed_at_the_steps_end_if_the_setting_says_so() {
 fn fault_02_four_hundred_processes_of_their_own_sessions_are_all_ended() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold("many");
-        let over = job.run(
+        let mut job = keeper.register("many");
+        let ended = job.run(
             &mut keeper.client,
             "i=0; while [ $i -lt 400 ]; do setsid sleep 60 >/dev/null 2>&1 & i=$((i+1)); done; exit 0",
         );
-        assert_eq!(over.left, 400);
+        assert_eq!(ended.left, 400);
         assert!(job.close(&mut keeper.client).unkilled.is_empty());
         assert!(job.living().is_empty());
         keeper.end();
@@ -100,7 +101,7 @@ fn fault_02_four_hundred_processes_of_their_own_sessions_are_all_ended() {
 fn fault_04_a_process_that_ignores_sigterm_is_killed_after_the_grace() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold("deaf");
+        let mut job = keeper.register("deaf");
         let ready = keeper.dir.path().join("ready");
         let process = job.spawn(
             &mut keeper.client,
@@ -120,7 +121,7 @@ fn fault_04_a_process_that_ignores_sigterm_is_killed_after_the_grace() {
 #[test]
 fn fault_04_a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("obedient");
+    let mut job = keeper.register("obedient");
     let ready = keeper.dir.path().join("ready");
     let process = job.spawn(
         &mut keeper.client,
@@ -141,7 +142,7 @@ fn fault_04_a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
 #[test]
 fn a_shorter_grace_asked_later_counts() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("impatient");
+    let mut job = keeper.register("impatient");
     let ready = keeper.dir.path().join("ready");
     let process = job.spawn(
         &mut keeper.client,
@@ -157,7 +158,7 @@ fn a_shorter_grace_asked_later_counts() {
 #[test]
 fn fault_05_a_stopped_process_can_be_cancelled() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("stopped");
+    let mut job = keeper.register("stopped");
     let process = job.spawn(&mut keeper.client, "kill -STOP $$; exit 1");
     let is_stopped = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "))
@@ -217,10 +218,10 @@ fn fault_03_a_chain_of_forks_does_not_outlive_its_job() {
         let mut keeper = Keeper::start(cgroup);
         let chain = chain(keeper.dir.path());
         for round in 0..15 {
-            let mut job = keeper.hold(&format!("chain-{round}"));
+            let mut job = keeper.register(&format!("chain-{round}"));
             let mut witness = Witness::new(keeper.dir.path(), &format!("witness-{round}"));
-            let over = job.run(&mut keeper.client, &[&witness.attach(), chain.as_str()].concat());
-            assert_eq!(over.end, exited(0));
+            let ended = job.run(&mut keeper.client, &[&witness.attach(), chain.as_str()].concat());
+            assert_eq!(ended.end, exited(0));
             let closed = job.close_with(&mut keeper.client, Duration::ZERO, vec![]);
             assert!(closed.unkilled.is_empty(), "{cgroup} {round}: {closed:?}");
             assert!(witness.is_alone(), "{cgroup} {round}");
@@ -234,11 +235,11 @@ fn fault_03_a_chain_of_forks_does_not_outlive_its_job() {
 fn fault_03_a_chain_of_forks_is_told_from_that_of_another_job() {
     let mut keeper = Keeper::start("off");
     let chain = chain(keeper.dir.path());
-    let mut other = keeper.hold("other");
+    let mut other = keeper.register("other");
     let mut bystander = Witness::new(keeper.dir.path(), "bystander");
     other.run(&mut keeper.client, &[&bystander.attach(), chain.as_str()].concat());
     for round in 0..10 {
-        let mut job = keeper.hold(&format!("chain-{round}"));
+        let mut job = keeper.register(&format!("chain-{round}"));
         let mut witness = Witness::new(keeper.dir.path(), &format!("witness-{round}"));
         job.run(&mut keeper.client, &[&witness.attach(), chain.as_str()].concat());
         let closed = job.close_with(&mut keeper.client, Duration::ZERO, vec![]);
@@ -255,7 +256,7 @@ fn fault_03_a_chain_of_forks_is_told_from_that_of_another_job() {
 fn fault_02_a_process_that_cleans_its_environment_still_belongs_to_its_job() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold("cleaner");
+        let mut job = keeper.register("cleaner");
         let pid_file = keeper.dir.path().join("pid");
         let script = format!(
             "env -i setsid sh -c 'echo $$ > {}; exec sleep 60' >/dev/null 2>&1 &",
@@ -274,7 +275,7 @@ fn fault_02_a_process_that_cleans_its_environment_still_belongs_to_its_job() {
 fn a_dropped_job_says_and_records_nothing_of_a_later_one_with_its_id() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut old = keeper.hold("again");
+        let mut old = keeper.register("again");
         // An unusual step number tells the journal entries of this job from those of the later one.
         old.process = 76;
         let started = keeper.dir.path().join("started");
@@ -297,11 +298,11 @@ fn a_dropped_job_says_and_records_nothing_of_a_later_one_with_its_id() {
         // A daemon removes a job's folder once the keeper has dropped the job.
         keeper.client.ask(Request::Drop { key: old.key }).unwrap();
         std::fs::rename(&old.folder, keeper.dir.path().join("removed")).unwrap();
-        let mut new = keeper.hold_with("again", |hold| hold.tag ^= 1);
+        let mut new = keeper.register_with("again", |asked| asked.tag ^= 1);
         assert_eq!(new.run(&mut keeper.client, "echo new").end, exited(0));
         wait_until(|| old.living().is_empty());
         // An answer comes after all events of the old job, so this reads them first.
-        assert_eq!(new.resume(&mut keeper.client).over.len(), 1);
+        assert_eq!(new.resume(&mut keeper.client).ended.len(), 1);
         let closed = new.close(&mut keeper.client);
         assert_eq!((closed.log_len, new.lines()), (new.log().len() as u64, vec!["01O new".to_owned()]));
         let journal = std::fs::read_to_string(new.folder.join("journal")).unwrap();

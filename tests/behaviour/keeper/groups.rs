@@ -26,8 +26,8 @@ fn with_groups(test: &str) -> Option<(Keeper, PathBuf)> {
 /// Returns the cgroup that steps of `job` run in.
 fn leaf_of(job: &mut Job, keeper: &mut Keeper) -> PathBuf {
     let file = keeper.dir.path().join("cgroup");
-    let over = job.run(&mut keeper.client, &format!("grep ^0:: /proc/self/cgroup > {}", file.display()));
-    assert_eq!(over.end, exited(0));
+    let ended = job.run(&mut keeper.client, &format!("grep ^0:: /proc/self/cgroup > {}", file.display()));
+    assert_eq!(ended.end, exited(0));
     let text = fs::read_to_string(file).unwrap();
     let name = text.trim_end().rsplit('/').next().unwrap();
     keeper.client.cgroup.as_ref().unwrap().join(name)
@@ -49,11 +49,11 @@ fn fault_84_a_step_starts_in_a_leaf_that_was_frozen() {
             return;
         };
         if is_leaf_of_an_earlier_job {
-            let mut earlier = keeper.hold("earlier");
+            let mut earlier = keeper.register("earlier");
             assert_eq!(earlier.run(&mut keeper.client, "exit 3").end, exited(3));
             earlier.close(&mut keeper.client);
         }
-        let mut job = keeper.hold("frozen");
+        let mut job = keeper.register("frozen");
         let leaf = leaf_of(&mut job, &mut keeper);
         for frozen in [&leaf, &group] {
             freeze(frozen);
@@ -68,7 +68,7 @@ fn fault_84_a_step_starts_in_a_leaf_that_was_frozen() {
 fn fault_84_a_leaf_that_is_frozen_again_and_again_stops_no_start() {
     let test = "fault_84_a_leaf_that_is_frozen_again_and_again_stops_no_start";
     let Some((mut keeper, _)) = with_groups(test) else { return };
-    let mut job = keeper.hold("freezing");
+    let mut job = keeper.register("freezing");
     let leaf = leaf_of(&mut job, &mut keeper);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -81,7 +81,7 @@ fn fault_84_a_leaf_that_is_frozen_again_and_again_stops_no_start() {
         });
         // The keeper answers again only after it has started the step. The step can be frozen again by then.
         let process = job.spawn(&mut keeper.client, "exit 3");
-        let mut other = keeper.hold("other");
+        let mut other = keeper.register("other");
         assert_eq!(other.run(&mut keeper.client, "exit 4").end, exited(4));
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(keeper.client.step_ended(job.key, process).end, exited(3));
@@ -94,10 +94,10 @@ fn fault_84_a_leaf_that_is_frozen_again_and_again_stops_no_start() {
 fn fault_84_a_leaf_whose_settings_a_step_changed_is_not_used_again() {
     let test = "fault_84_a_leaf_whose_settings_a_step_changed_is_not_used_again";
     let Some((mut keeper, _)) = with_groups(test) else { return };
-    let mut job = keeper.hold("clean");
+    let mut job = keeper.register("clean");
     let first = leaf_of(&mut job, &mut keeper);
     job.close(&mut keeper.client);
-    let mut job = keeper.hold("clean-again");
+    let mut job = keeper.register("clean-again");
     let mut leaf = leaf_of(&mut job, &mut keeper);
     assert_eq!(leaf, first, "an untouched leaf is used again");
     for (name, value) in [
@@ -118,7 +118,7 @@ fn fault_84_a_leaf_whose_settings_a_step_changed_is_not_used_again() {
         } else {
             fs::write(leaf.join(name), value).unwrap();
         }
-        job = keeper.hold(&name.replace("cgroup.", "after-"));
+        job = keeper.register(&name.replace("cgroup.", "after-"));
         let next = leaf_of(&mut job, &mut keeper);
         assert_ne!(next, leaf, "{name}");
         assert!(!leaf.exists(), "{name}");
@@ -132,7 +132,7 @@ fn fault_84_a_leaf_whose_settings_a_step_changed_is_not_used_again() {
 fn fault_84_a_step_that_froze_itself_hears_that_it_is_to_end() {
     let test = "fault_84_a_step_that_froze_itself_hears_that_it_is_to_end";
     let Some((mut keeper, group)) = with_groups(test) else { return };
-    let mut job = keeper.hold("self");
+    let mut job = keeper.register("self");
     // A group of its own below the leaf is the step's business until the step is to end.
     let frozen = leaf_of(&mut job, &mut keeper).join("inner");
     let process = job.spawn(
@@ -158,7 +158,7 @@ fn fault_84_a_job_whose_leaf_was_removed_gets_another_and_ends() {
     let Some((mut keeper, group)) = with_groups(test) else { return };
     // Takes a name that the keeper would use next.
     fs::create_dir(group.join("2")).unwrap();
-    let mut job = keeper.hold("removed");
+    let mut job = keeper.register("removed");
     let leaf = leaf_of(&mut job, &mut keeper);
     fs::remove_dir(&leaf).unwrap();
     let next = leaf_of(&mut job, &mut keeper);
@@ -179,7 +179,7 @@ fn fault_84_processes_frozen_by_version_1_are_killed() {
     }
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold("frozen");
+        let mut job = keeper.register("frozen");
         let ready = keeper.dir.path().join("ready");
         let process = job.spawn(
             &mut keeper.client,
@@ -207,7 +207,7 @@ fn fault_84_processes_frozen_by_version_1_are_killed() {
 fn fault_95_a_group_that_is_frozen_is_thawed_at_once_and_the_operator_is_told() {
     let test = "fault_95_a_group_that_is_frozen_is_thawed_at_once_and_the_operator_is_told";
     let Some((mut keeper, group)) = with_groups(test) else { return };
-    let mut jobs = ["one", "two"].map(|name| keeper.hold(name));
+    let mut jobs = ["one", "two"].map(|name| keeper.register(name));
     let leaves = jobs.each_mut().map(|job| leaf_of(job, &mut keeper));
     let beats = ["one", "two"].map(|name| keeper.dir.path().join(name));
     for (job, beat) in jobs.iter_mut().zip(&beats) {
@@ -273,7 +273,7 @@ fn fault_94_a_process_that_leaves_its_group_ends_with_its_job_and_no_other() {
     let test = "fault_94_a_process_that_leaves_its_group_ends_with_its_job_and_no_other";
     let Some((mut keeper, group)) = with_groups(test) else { return };
     let outside = group.parent().unwrap().to_owned();
-    let mut other = keeper.hold("other");
+    let mut other = keeper.register("other");
     let leaf = leaf_of(&mut other, &mut keeper);
     let mut own = 0;
     for (round, (to, hides, ends_first)) in [
@@ -286,14 +286,14 @@ fn fault_94_a_process_that_leaves_its_group_ends_with_its_job_and_no_other() {
     .into_iter()
     .enumerate()
     {
-        let mut jobs = [0, 1].map(|number| keeper.hold(&format!("escape-{round}-{number}")));
+        let mut jobs = [0, 1].map(|number| keeper.register(&format!("escape-{round}-{number}")));
         let mut escaped = Vec::new();
         for job in &mut jobs {
             own += 1;
             let file = keeper.dir.path().join(format!("escaped-{own}"));
             next_tick();
-            let over = job.run(&mut keeper.client, &escapes(&file, to, "600", hides));
-            assert_eq!((over.end, over.left), (exited(0), 1), "round {round}");
+            let ended = job.run(&mut keeper.client, &escapes(&file, to, "600", hides));
+            assert_eq!((ended.end, ended.left), (exited(0), 1), "round {round}");
             escaped.push(fs::read_to_string(&file).unwrap().trim().parse::<u32>().unwrap());
         }
         let last = 1 - ends_first;
@@ -314,7 +314,7 @@ fn fault_94_a_step_that_leaves_its_group_is_stopped_with_everything_below() {
     let Some((mut keeper, group)) = with_groups(test) else { return };
     let outside = group.parent().unwrap().join("cgroup.procs");
     let ready = keeper.dir.path().join("ready");
-    let mut job = keeper.hold("leaves");
+    let mut job = keeper.register("leaves");
     let process = job.spawn(
         &mut keeper.client,
         &format!(
@@ -338,9 +338,9 @@ fn fault_94_the_command_of_another_jobs_process_is_not_shown() {
     let test = "fault_94_the_command_of_another_jobs_process_is_not_shown";
     let Some((mut keeper, _)) = with_groups(test) else { return };
     for hides in [false, true] {
-        let mut other = keeper.hold(&format!("other-{hides}"));
+        let mut other = keeper.register(&format!("other-{hides}"));
         let leaf = leaf_of(&mut other, &mut keeper);
-        let mut job = keeper.hold(&format!("mover-{hides}"));
+        let mut job = keeper.register(&format!("mover-{hides}"));
         let file = keeper.dir.path().join(format!("moved-{hides}"));
         assert_eq!(job.run(&mut keeper.client, &escapes(&file, &leaf, "607.5", hides)).end, exited(0));
         // A process that is about to become another program shows nothing of either.

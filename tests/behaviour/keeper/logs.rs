@@ -14,10 +14,10 @@ fn append(log: &Path, bytes: &[u8]) {
 #[test]
 fn fault_85_what_a_step_appends_to_its_log_is_no_part_of_it() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("appends");
+    let mut job = keeper.register("appends");
     let log = job.folder.join("log");
-    let over = job.run(&mut keeper.client, &format!("echo one; seq 1 1000 >> {}", log.display()));
-    assert_eq!(over.end, exited(0));
+    let ended = job.run(&mut keeper.client, &format!("echo one; seq 1 1000 >> {}", log.display()));
+    assert_eq!(ended.end, exited(0));
     assert_eq!(job.run(&mut keeper.client, "echo two").end, exited(0));
     append(&log, b"2026-01-02T03:04:05.000006Z 01O forged\n");
     let closed = job.close(&mut keeper.client);
@@ -38,7 +38,7 @@ fn fault_85_what_a_step_appends_to_its_log_is_no_part_of_it() {
 #[test]
 fn fault_85_a_log_that_was_cut_stays_shorter_than_what_was_told() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("cut");
+    let mut job = keeper.register("cut");
     job.run(&mut keeper.client, "seq 1 100");
     let log = std::fs::File::options().write(true).open(job.folder.join("log")).unwrap();
     log.set_len(64).unwrap();
@@ -53,12 +53,12 @@ fn fault_85_a_log_that_was_cut_stays_shorter_than_what_was_told() {
 #[test]
 fn fault_85_a_job_that_is_held_anew_has_the_log_that_was_told() {
     let mut keeper = Keeper::start("auto");
-    let job = keeper.hold("first");
+    let job = keeper.register("first");
     keeper.client.ask(Request::Drop { key: job.key }).unwrap();
     let entry = b"2026-01-02T03:04:05.000006Z 00O told\n";
     append(&job.folder.join("log"), entry);
     append(&job.folder.join("log"), b"foreign");
-    let again = keeper.hold_with_log("first", entry.len() as u64);
+    let again = keeper.register_with_log("first", entry.len() as u64);
     keeper.client.tell(Request::Close {
         key: again.key,
         op: 1,
@@ -85,7 +85,7 @@ fn unfinished(client: &mut Client) -> String {
 #[test]
 fn lines_without_an_end_are_told_to_a_daemon_that_asks() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("grows");
+    let mut job = keeper.register("grows");
     let go = keeper.dir.path().join("go");
     assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
     let wait = format!("cat {}", go.display());
@@ -115,7 +115,7 @@ fn lines_without_an_end_are_told_to_a_daemon_that_asks() {
 #[test]
 fn lines_without_an_end_that_the_log_would_not_have_are_not_told() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold_with("limited", |hold| hold.log_limit = 8192);
+    let mut job = keeper.register_with("limited", |asked| asked.log_limit = 8192);
     keeper.client.ask(Request::WatchUnfinished { key: job.key }).unwrap();
     let go = keeper.dir.path().join("go");
     assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());

@@ -12,7 +12,7 @@ use crate::support::parts;
 #[test]
 fn fault_30_output_is_framed_by_stream_and_the_last_line_is_complete() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("frames");
+    let mut job = keeper.register("frames");
     job.run(&mut keeper.client, "echo out; echo err >&2; printf 'no end'");
     job.run(&mut keeper.client, "printf 'a\\0b\\r\\n\\nz'");
     let closed = job.close_with(
@@ -44,7 +44,7 @@ fn fault_30_output_is_framed_by_stream_and_the_last_line_is_complete() {
 fn a_complaint_at_the_end_of_a_short_step_stands_behind_its_output() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold("order");
+        let mut job = keeper.register("order");
         for _ in 0..30 {
             job.run(&mut keeper.client, "echo out; echo more; echo err >&2");
         }
@@ -58,12 +58,12 @@ fn a_complaint_at_the_end_of_a_short_step_stands_behind_its_output() {
 #[test]
 fn what_a_left_process_writes_later_is_logged_under_its_stream() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("later");
+    let mut job = keeper.register("later");
     let go = keeper.dir.path().join("go");
     let script =
         format!("printf part; (while ! test -e {0}; do sleep 0.01; done; echo late) & exit 3", go.display());
-    let over = job.run(&mut keeper.client, &script);
-    assert_eq!(over.end, exited(3));
+    let ended = job.run(&mut keeper.client, &script);
+    assert_eq!(ended.end, exited(3));
     assert_eq!(job.lines()[0], "01O part");
     std::fs::write(&go, "").unwrap();
     wait_until(|| job.lines().contains(&"01O late".to_owned()));
@@ -73,7 +73,7 @@ fn what_a_left_process_writes_later_is_logged_under_its_stream() {
 #[test]
 fn fault_39_phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_known() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold_with("masked", |hold| hold.phrases = vec![b"hunter2!".to_vec()]);
+    let mut job = keeper.register_with("masked", |asked| asked.phrases = vec![b"hunter2!".to_vec()]);
     job.run(&mut keeper.client, "printf 'a hunt'; printf 'er2! b\\n'; echo later-secret");
     let op = job.next_op();
     // So many phrases that the keeper prepares their masker outside of its event loop.
@@ -102,10 +102,10 @@ fn fault_39_phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_
 #[test]
 fn fault_16_a_quarter_gibibyte_without_a_line_end_arrives_byte_for_byte() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("big");
+    let mut job = keeper.register("big");
     // One line of a quarter gibibyte, without line feeds.
-    let over = job.run(&mut keeper.client, "head -c 268435456 /dev/zero | tr '\\0' '\\377'");
-    assert_eq!(over.end, exited(0));
+    let ended = job.run(&mut keeper.client, "head -c 268435456 /dev/zero | tr '\\0' '\\377'");
+    assert_eq!(ended.end, exited(0));
     job.close(&mut keeper.client);
     let mut out = job.stdout();
     // The keeper adds one line feed when the process ends.
@@ -118,7 +118,7 @@ fn fault_16_a_quarter_gibibyte_without_a_line_end_arrives_byte_for_byte() {
 #[test]
 fn fault_17_random_bytes_arrive_byte_for_byte() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("random");
+    let mut job = keeper.register("random");
     let file = keeper.dir.path().join("bytes");
     let script = format!("head -c 8000000 /dev/urandom > {0}; echo >> {0}; cat {0}", file.display());
     assert_eq!(job.run(&mut keeper.client, &script).end, exited(0));
@@ -129,7 +129,7 @@ fn fault_17_random_bytes_arrive_byte_for_byte() {
 #[test]
 fn fault_31_both_streams_keep_their_own_order() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("order");
+    let mut job = keeper.register("order");
     let script = "i=0; while [ $i -lt 20000 ]; do echo o$i; echo e$i >&2; i=$((i+1)); done";
     assert_eq!(job.run(&mut keeper.client, script).end, exited(0));
     let lines = job.lines();
@@ -143,7 +143,7 @@ fn fault_31_both_streams_keep_their_own_order() {
 #[test]
 fn fault_23_output_over_the_limit_is_dropped_and_said_so() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold_with("limit", |hold| hold.log_limit = 100_000);
+    let mut job = keeper.register_with("limit", |asked| asked.log_limit = 100_000);
     assert_eq!(job.run(&mut keeper.client, "yes | head -n 1000000").end, exited(0));
     let closed = job.close(&mut keeper.client);
     assert!(closed.log_len <= 100_000);
@@ -156,7 +156,7 @@ fn fault_23_output_over_the_limit_is_dropped_and_said_so() {
 #[test]
 fn lengths_are_told_as_the_log_grows() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("lengths");
+    let mut job = keeper.register("lengths");
     job.spawn(&mut keeper.client, "echo one; sleep 60");
     let len = keeper.client.event(|event| match event {
         FromKeeper::Lengths(lengths) => lengths.first().copied(),
@@ -171,7 +171,7 @@ fn lengths_are_told_as_the_log_grows() {
 #[test]
 fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("full");
+    let mut job = keeper.register("full");
     let small = keeper.dir.path().join("small");
     std::fs::create_dir(&small).unwrap();
     let mounted = std::process::Command::new("mount")
@@ -185,11 +185,11 @@ fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
         );
     }
     let unmount = Unmount(small.clone());
-    let mut full = keeper.hold_with("full-too", |hold| {
+    let mut full = keeper.register_with("full-too", |asked| {
         let folder = keeper_folder(&small);
-        std::os::unix::fs::symlink(&folder, small.parent().unwrap().join(format!("jobs/{}.new", hold.key)))
+        std::os::unix::fs::symlink(&folder, small.parent().unwrap().join(format!("jobs/{}.new", asked.key)))
             .unwrap();
-        let target = small.parent().unwrap().join(format!("jobs/{}", hold.key));
+        let target = small.parent().unwrap().join(format!("jobs/{}", asked.key));
         std::fs::remove_dir(&target).unwrap();
         std::fs::rename(target.with_extension("new"), &target).unwrap();
     });
@@ -198,7 +198,7 @@ fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
     // The log file has filled the disk. Another job is still served.
     wait_until(|| rustix::fs::statvfs(&small).unwrap().f_bfree == 0);
     assert_eq!(job.run(&mut keeper.client, "echo fine").end, exited(0));
-    assert_eq!(full.resume(&mut keeper.client).over, [], "its step runs");
+    assert_eq!(full.resume(&mut keeper.client).ended, [], "its step runs");
     std::fs::remove_file(small.join("ballast")).unwrap();
     assert_eq!(keeper.client.step_ended(full.key, process).end, exited(6));
     let closed = full.close(&mut keeper.client);

@@ -80,8 +80,8 @@ fn fault_79_a_step_that_asks_the_keeper_for_another_jobs_record_is_refused() {
     for cgroup in ["auto", "off"] {
         for (before, leaves) in [("exec", false), ("setsid -w", false), ("exec", true)] {
             let mut keeper = Keeper::start(cgroup);
-            let victim = keeper.hold_with(VICTIM, |hold| hold.record = SECRET.to_vec());
-            let mut job = keeper.hold("attacker");
+            let victim = keeper.register_with(VICTIM, |asked| asked.record = SECRET.to_vec());
+            let mut job = keeper.register("attacker");
             attack(&mut keeper, &mut job, before, leaves);
             let text = refusal(&mut keeper);
             assert!(text.contains("refused"), "{text}");
@@ -100,8 +100,8 @@ fn fault_79_a_step_that_asks_the_keeper_for_another_jobs_record_is_refused() {
 fn fault_79_an_orphan_of_a_step_is_refused_and_the_operator_hears_it_once() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        keeper.hold_with(VICTIM, |hold| hold.record = SECRET.to_vec());
-        let mut job = keeper.hold("attacker");
+        keeper.register_with(VICTIM, |asked| asked.record = SECRET.to_vec());
+        let mut job = keeper.register("attacker");
         let done = keeper.dir.path().join("done");
         // The attacker's parents have ended, its environment does not name the job, and it has its own session.
         let path = keeper.dir.path().join("keeper.sock");

@@ -45,7 +45,7 @@ fn file(keeper: &Keeper, name: &str) -> PathBuf {
 fn fault_78_a_process_that_nothing_attributes_ends_with_its_own_job_and_no_other() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut jobs = ["one", "two"].map(|name| keeper.hold(name));
+        let mut jobs = ["one", "two"].map(|name| keeper.register(name));
         let files = ["one", "two"].map(|name| file(&keeper, name));
         let hidden: Vec<u32> = jobs
             .iter_mut()
@@ -71,7 +71,7 @@ fn fault_78_a_process_that_nothing_attributes_ends_with_its_own_job_and_no_other
 #[test]
 fn fault_78_left_over_processes_that_nothing_attributes_end_with_their_step_if_the_setting_says_so() {
     let mut keeper = Keeper::start_with("off", KeeperSettings { leftover_keep: false, ..settings() });
-    let mut job = keeper.hold("kill");
+    let mut job = keeper.register("kill");
     let path = file(&keeper, "hidden");
     let script = format!("{}; while ! test -e {}; do :; done", hides(&path), path.display());
     assert_eq!(job.run(&mut keeper.client, &script).end, exited(0));
@@ -82,7 +82,7 @@ fn fault_78_left_over_processes_that_nothing_attributes_end_with_their_step_if_t
 #[test]
 fn fault_78_a_killed_keeper_leaves_no_process_of_its_jobs() {
     let mut keeper = Keeper::start("off");
-    let mut job = keeper.hold("lost");
+    let mut job = keeper.register("lost");
     let path = file(&keeper, "hidden");
     job.run(&mut keeper.client, &hides(&path));
     let hidden = number_in(&path);
@@ -98,11 +98,11 @@ fn fault_78_a_killed_keeper_leaves_no_process_of_its_jobs() {
 #[test]
 fn fault_78_a_killed_reaper_ends_its_own_job_and_no_other() {
     let mut keeper = Keeper::start("off");
-    let mut other = keeper.hold("other");
+    let mut other = keeper.register("other");
     let spared = file(&keeper, "spared");
     other.run(&mut keeper.client, &hides(&spared));
     let spared = number_in(&spared);
-    let mut job = keeper.hold("killer");
+    let mut job = keeper.register("killer");
     let path = file(&keeper, "hidden");
     let script = format!(
         "{}; while ! test -e {}; do :; done; kill -9 $PPID; exec sleep 600",
@@ -131,7 +131,7 @@ fn fault_78_a_killed_reaper_ends_its_own_job_and_no_other() {
 #[test]
 fn fault_78_a_reaper_killed_between_two_steps_is_replaced() {
     let mut keeper = Keeper::start("off");
-    let mut job = keeper.hold("between");
+    let mut job = keeper.register("between");
     let ready = file(&keeper, "ready");
     let script = format!(
         "echo $PPID > {0}.new; mv {0}.new {0}; setsid sleep 600 >/dev/null 2>&1 & exit 0",
@@ -152,7 +152,7 @@ fn fault_78_a_reaper_killed_between_two_steps_is_replaced() {
 #[test]
 fn fault_78_a_stopped_reaper_holds_up_neither_a_step_nor_the_end() {
     let mut keeper = Keeper::start("off");
-    let mut job = keeper.hold("stopper");
+    let mut job = keeper.register("stopper");
     for _ in 0..30 {
         let end = job
             .run(
@@ -170,7 +170,7 @@ fn fault_78_a_stopped_reaper_holds_up_neither_a_step_nor_the_end() {
 #[test]
 fn fault_78_a_reaper_is_gone_with_its_job() {
     let mut keeper = Keeper::start("off");
-    let mut job = keeper.hold("gone");
+    let mut job = keeper.register("gone");
     let path = file(&keeper, "reaper");
     job.run(&mut keeper.client, &format!("echo $PPID > {}", path.display()));
     let reaper = number_in(&path);

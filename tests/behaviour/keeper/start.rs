@@ -10,7 +10,7 @@ use crate::keeper::support::{Keeper, exited, signalled, wait_for_file, wait_unti
 #[test]
 fn fault_09_every_exit_code_is_reported_as_it_is() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("codes");
+    let mut job = keeper.register("codes");
     for code in 0..=255 {
         assert_eq!(job.run(&mut keeper.client, &format!("exit {code}")).end, exited(code));
     }
@@ -21,7 +21,7 @@ fn fault_09_every_exit_code_is_reported_as_it_is() {
 #[test]
 fn fault_09_death_by_a_signal_is_told_from_an_exit_code() {
     let mut keeper = Keeper::start("off");
-    let mut job = keeper.hold("signals");
+    let mut job = keeper.register("signals");
     // By default these signals do not end a process: they continue it, stop it, or are ignored.
     let harmless = [17, 18, 19, 20, 21, 22, 23, 28];
     for signal in (1..=31).filter(|signal| !harmless.contains(signal)).chain([34, 64]) {
@@ -38,7 +38,7 @@ fn fault_09_death_by_a_signal_is_told_from_an_exit_code() {
 #[test]
 fn fault_09_what_cannot_start_says_what_failed_and_why() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("failures");
+    let mut job = keeper.register("failures");
     let dir = keeper.dir.path().to_owned();
     let script = |name: &str, text: &str, mode: u32| {
         use std::os::unix::fs::PermissionsExt;
@@ -74,7 +74,7 @@ fn fault_09_what_cannot_start_says_what_failed_and_why() {
 #[test]
 fn fault_10_a_step_has_three_descriptors_its_own_group_and_default_signals() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("clean");
+    let mut job = keeper.register("clean");
     let script = "ls /proc/self/fd | tr '\\n' ' '; echo; cut -d' ' -f1,5 /proc/self/stat; \
                   sed -n '/^Sig[BIC]/p' /proc/self/status; readlink /proc/self/fd/0";
     // Nothing is between the keeper and `sh`, which is the group leader; `cut` is a member of its group.
@@ -105,9 +105,9 @@ fn soft_files() -> u64 {
 #[test]
 fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
     let mut keeper = Keeper::start("off");
-    let mut job = keeper.hold("orphans");
+    let mut job = keeper.register("orphans");
     // One job makes orphans as fast as it can while steps of another job exit with every possible code.
-    let (mut codes, stop) = (keeper.hold("codes"), keeper.dir.path().join("stop"));
+    let (mut codes, stop) = (keeper.register("codes"), keeper.dir.path().join("stop"));
     let storm = format!("until test -e {}; do (exit 9 &); echo; done; exit 9", stop.display());
     let storm = job.spawn(&mut keeper.client, &storm);
     // Counts line feeds, because the last line can still be incomplete.
@@ -135,7 +135,7 @@ fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
 #[test]
 fn steps_die_with_a_killed_keeper() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("orphaned");
+    let mut job = keeper.register("orphaned");
     let ready = keeper.dir.path().join("ready");
     job.spawn(&mut keeper.client, &format!("touch {}; exec sleep 60", ready.display()));
     wait_for_file(&ready);
@@ -149,7 +149,7 @@ fn steps_die_with_a_killed_keeper() {
 #[test]
 fn a_program_still_open_for_writing_is_tried_again() {
     let mut keeper = Keeper::start("auto");
-    let mut job = keeper.hold("busy");
+    let mut job = keeper.register("busy");
     let program = keeper.dir.path().join("true");
     // Copied by another process: a child that another test forks meanwhile would inherit our descriptor and keep the
     // file open for writing.
@@ -158,7 +158,7 @@ fn a_program_still_open_for_writing_is_tried_again() {
     let spawn = job.command(&[program.to_str().unwrap()]);
     let process = spawn.process;
     keeper.client.tell(Request::Spawn(Box::new(spawn)));
-    assert_eq!(job.resume(&mut keeper.client).over, [], "it is tried again");
+    assert_eq!(job.resume(&mut keeper.client).ended, [], "it is tried again");
     drop(writer);
     assert_eq!(keeper.client.step_ended(job.key, process).end, exited(0));
     keeper.end();

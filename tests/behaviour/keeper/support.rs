@@ -69,15 +69,15 @@ impl Keeper {
     }
 
     /// Gives the keeper a job without phrases.
-    pub(crate) fn hold(&mut self, name: &str) -> Job {
-        self.hold_with(name, |_| {})
+    pub(crate) fn register(&mut self, name: &str) -> Job {
+        self.register_with(name, |_| {})
     }
 
-    pub(crate) fn hold_with(&mut self, name: &str, change: impl FnOnce(&mut RegisterJob)) -> Job {
+    pub(crate) fn register_with(&mut self, name: &str, change: impl FnOnce(&mut RegisterJob)) -> Job {
         let key = JobId::parse(name).unwrap().key();
         let folder = self.dir.path().join(format!("jobs/{key}"));
         std::fs::create_dir_all(&folder).unwrap();
-        let mut hold = RegisterJob {
+        let mut asked = RegisterJob {
             key,
             tag: self.tag(key),
             record: b"first".to_vec(),
@@ -91,9 +91,9 @@ impl Keeper {
             limits: ResourceLimits::default(),
             secret_files: Vec::new(),
         };
-        change(&mut hold);
-        let (tag, told) = (hold.tag, hold.log_len);
-        let reply = self.client.ask(Request::Register(Box::new(hold))).unwrap();
+        change(&mut asked);
+        let (tag, told) = (asked.tag, asked.log_len);
+        let reply = self.client.ask(Request::Register(Box::new(asked))).unwrap();
         assert!(matches!(reply, Reply::Registered { log_len, .. } if log_len == told));
         Job { key, tag, folder, op: 0, process: 0 }
     }
@@ -105,8 +105,8 @@ impl Keeper {
     }
 
     /// Gives the keeper a job again, with the log length that it has reported before.
-    pub(crate) fn hold_with_log(&mut self, name: &str, len: u64) -> Job {
-        self.hold_with(name, |hold| hold.log_len = len)
+    pub(crate) fn register_with_log(&mut self, name: &str, len: u64) -> Job {
+        self.register_with(name, |asked| asked.log_len = len)
     }
 
     pub(crate) fn end(mut self) {
@@ -202,7 +202,7 @@ impl Job {
 
     pub(crate) fn resume(&self, client: &mut Client) -> RegisteredJob {
         match client.ask(Request::Resume { key: self.key }).unwrap() {
-            Reply::Resumed(held) => *held,
+            Reply::Resumed(registered) => *registered,
             other => panic!("{other:?}"),
         }
     }
@@ -384,8 +384,8 @@ impl Client {
 
     pub(crate) fn step_ended(&mut self, of: JobKey, process: u32) -> StepEnded {
         self.event(|event| match event {
-            FromKeeper::StepEnded { key, over } if *key == of && over.process == process => {
-                Some(over.clone())
+            FromKeeper::StepEnded { key, ended } if *key == of && ended.process == process => {
+                Some(ended.clone())
             }
             _ => None,
         })

@@ -80,8 +80,8 @@ impl Keeper {
     pub(crate) fn die(&mut self) {
         self.is_alive = false;
         self.connection.1 = None;
-        for held in self.core.all() {
-            self.account.borrow_mut().alive.remove(&held.job.tag());
+        for registered in self.core.all() {
+            self.account.borrow_mut().alive.remove(&registered.job.tag());
         }
         self.core = Core::new(now());
         self.changed.notify_one();
@@ -124,11 +124,12 @@ impl Keeper {
             Request::Stop { key, .. } | Request::Close { key, .. } => *key,
             _ => return,
         };
-        let known = self.core.all().find(|held| held.job.key() == key && !held.job.is_dropped());
-        let Some(serial) = known.map(|held| held.body.serial) else { return };
+        let known =
+            self.core.all().find(|registered| registered.job.key() == key && !registered.job.is_dropped());
+        let Some(serial) = known.map(|registered| registered.body.serial) else { return };
         let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let wrong = match request {
-            Request::Register(asked) if asked.tag != job.tag() => Some("held a second time"),
+            Request::Register(asked) if asked.tag != job.tag() => Some("registered a second time"),
             Request::Close { op, .. } => {
                 body.is_to_end = true;
                 let is_another = body.close.replace(*op).is_some_and(|before| before != *op);
@@ -238,7 +239,7 @@ fn act(shared: &Shared, action: Action) {
 }
 
 fn settle(keeper: &mut Keeper, serial: Serial) {
-    let tag = keeper.core.get(serial).map(|held| held.job.tag());
+    let tag = keeper.core.get(serial).map(|registered| registered.job.tag());
     if let (Some(_), Some(tag)) = (keeper.core.settle(serial), tag) {
         keeper.account.borrow_mut().alive.remove(&tag);
     }

@@ -20,7 +20,7 @@ pub(crate) const PANICS: [&str; 12] = [
     "actors::job::keeper_lost",
     "actors::job::end",
     "actors::step::started",
-    "actors::step::over",
+    "actors::step::ended",
     "actors::log_sink::grew",
     "actors::trace_sink::append",
     "actors::supervisor::finish",

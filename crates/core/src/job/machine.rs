@@ -119,7 +119,7 @@ enum Phase {
     /// An event is being handled. The phase stays if that panics.
     Handling,
     /// Its last effect was [`Effect::Finish`].
-    Over,
+    Ended,
 }
 
 /// The request itself as a function.
@@ -194,7 +194,7 @@ impl Machine {
     pub fn handle(&mut self, event: &Event, at: u64) -> Vec<Effect> {
         self.times.at(at);
         match std::mem::replace(&mut self.phase, Phase::Handling) {
-            Phase::Over => self.phase = Phase::Over,
+            Phase::Ended => self.phase = Phase::Ended,
             Phase::Queued(root) => self.handle_queued(root, event),
             Phase::Running => self.handle_running(event),
             // The event before this one panicked. Nothing is certain any more but the calls under way.
@@ -258,8 +258,8 @@ impl Machine {
 
     /// True if the job is over and ignores all further events.
     #[cfg(test)]
-    pub(crate) const fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over)
+    pub(crate) const fn has_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended)
     }
 
     /// Adds an effect, preceded by phrases that became known (language.md §11.5).

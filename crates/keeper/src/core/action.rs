@@ -147,7 +147,7 @@ pub enum JobAction {
     RecordEnd(Outcome),
 }
 
-/// Facts about the process of a step that is over.
+/// Facts about the process of a step that has ended.
 pub struct FinishStep {
     /// Its number.
     pub process: ProcessNumber,

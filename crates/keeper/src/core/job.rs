@@ -46,7 +46,7 @@ struct Told {
     is_pending: bool,
 }
 
-/// A held job.
+/// A registered job.
 pub struct Job {
     pub(super) serial: Serial,
     key: JobKey,
@@ -55,7 +55,8 @@ pub struct Job {
     told: Told,
     /// Steps whose end was not reported yet.
     pub(super) processes: Vec<Process>,
-    pub(super) over: Vec<StepEnded>,
+    /// Steps that have ended, in order.
+    pub(super) ended: Vec<StepEnded>,
     /// What steps wait for before their next attempts.
     pub(super) clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
@@ -85,7 +86,7 @@ impl Job {
             ledger: Ledger { record, brief: std::mem::take(&mut asked.brief), last_op: 0 },
             told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
             processes: Vec::new(),
-            over: Vec::new(),
+            ended: Vec::new(),
             clearances: Vec::new(),
             last_step: None,
             ending: None,
@@ -114,7 +115,7 @@ impl Job {
     }
 
     /// True once the end of the job was asked for.
-    pub(super) const fn is_ended(&self) -> bool {
+    pub(super) const fn is_to_end(&self) -> bool {
         self.ending.is_some() || self.closing.is_some() || self.closed.is_some()
     }
 
@@ -152,7 +153,7 @@ impl Job {
                 self.read(number, false, is_drained, at, out);
             }
             Event::Read { process: number, came, is_drained } => self.read(number, came, is_drained, at, out),
-            Event::Ended(over) => self.step_ended(over, at, out),
+            Event::Ended(ended) => self.step_ended(ended, at, out),
             Event::CheckedEmpty(EmptyCheck::Clear(number), is_empty) => {
                 self.checked_cleared(number, is_empty, at, out);
             }
@@ -190,7 +191,7 @@ impl Job {
             events: self.ledger.record.count(),
             record_len: self.ledger.record.len(),
             last_op: self.ledger.last_op,
-            over: self.over.clone(),
+            ended: self.ended.clone(),
             running: self.processes.iter().map(|process| process.number).collect(),
             closed: self.closed.clone(),
             log_inode: log.inode,

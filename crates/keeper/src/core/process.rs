@@ -45,7 +45,7 @@ pub(super) enum Stage {
     /// It has ended; others still hold its pipes.
     Draining { status: ExitStatus, usage: Option<StepUsage>, last_byte: Instant, until: Instant },
     /// The processes that it left are being killed (`leftover = kill`).
-    Clearing { over: Box<StepEnded>, give_up_at: Instant, at: Instant },
+    Clearing { ended: Box<StepEnded>, give_up_at: Instant, at: Instant },
 }
 
 impl Process {

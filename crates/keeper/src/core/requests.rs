@@ -26,8 +26,8 @@ impl<B: Body> Core<B> {
                 self.reply(to, Ok(Reply::Done));
             }
             Request::ReadUsages { keys } => {
-                let held = |key: JobKey| Some((key, *self.by_key.get(&key)?));
-                let jobs = keys.into_iter().filter_map(held).collect();
+                let registered = |key: JobKey| Some((key, *self.by_key.get(&key)?));
+                let jobs = keys.into_iter().filter_map(registered).collect();
                 self.actions.push(Action::ReadUsages { to, jobs });
             }
             Request::Bye => {
@@ -73,7 +73,7 @@ impl<B: Body> Core<B> {
 
     fn register(&mut self, to: ReplyTo, asked: Box<RegisterJob>) {
         let known = self.by_key.get(&asked.key).and_then(|serial| self.jobs.get_mut(serial));
-        match known.map(|held| (held.body.log(), &mut held.job.gate)) {
+        match known.map(|registered| (registered.body.log(), &mut registered.job.gate)) {
             Some((_, Some(blocked))) => blocked.requests.push_back((to, Request::Register(asked))),
             Some((log, None)) => self.reply(to, Ok(Job::registered(log))),
             None => {
@@ -112,19 +112,19 @@ impl<B: Body> Core<B> {
     /// Performs a request about a job, or queues it behind the preparation of the job's phrases.
     fn perform_for_job(&mut self, to: ReplyTo, request: Request, now: Instant) {
         let Some(serial) = key_of(&request).and_then(|key| self.by_key.get(&key).copied()) else {
-            // Dropping a job that is not held succeeds.
+            // Dropping a job that is not registered succeeds.
             let done = matches!(request, Request::Drop { .. });
             return self.reply(to, if done { Ok(Reply::Done) } else { Err(KeeperError::UnknownJob) });
         };
-        match self.jobs.get_mut(&serial).and_then(|held| held.job.gate.as_mut()) {
+        match self.jobs.get_mut(&serial).and_then(|registered| registered.job.gate.as_mut()) {
             Some(blocked) if !blocked.lets_pass(&request) => blocked.requests.push_back((to, request)),
             _ => self.perform_now(to, serial, request, now),
         }
     }
 
     fn perform_now(&mut self, to: ReplyTo, serial: Serial, request: Request, now: Instant) {
-        let Some(held) = self.jobs.get_mut(&serial) else { return };
-        let (job, log, out) = (&mut held.job, held.body.log(), &mut self.actions);
+        let Some(registered) = self.jobs.get_mut(&serial) else { return };
+        let (job, log, out) = (&mut registered.job, registered.body.log(), &mut self.actions);
         let mut reply = Reply::Done;
         match request {
             Request::Record { seq, event, .. } => job.record(seq, event),
@@ -156,7 +156,7 @@ impl<B: Body> Core<B> {
             }
             Request::Spawn(spawn) => {
                 let number = spawn.process;
-                if !job.has_started(number) && job.spawn(spawn, out) {
+                if !job.is_registered(number) && job.spawn(spawn, out) {
                     self.starts.push_back((serial, number));
                 }
             }
@@ -182,8 +182,8 @@ impl<B: Body> Core<B> {
 
     /// Opens the gate of a job: its phrases are in use or cannot be used. Performs its waiting requests.
     pub fn prepared(&mut self, serial: Serial, prepared: Result<&[MaskWarning], String>, now: Instant) {
-        let Some(held) = self.jobs.get_mut(&serial) else { return };
-        let (job, log) = (&mut held.job, held.body.log());
+        let Some(registered) = self.jobs.get_mut(&serial) else { return };
+        let (job, log) = (&mut registered.job, registered.body.log());
         let Some(blocked) = job.gate.take() else { return };
         let reply = match prepared {
             Ok(warnings) if blocked.is_new => {
@@ -213,7 +213,7 @@ impl<B: Body> Core<B> {
 
     /// Writes the warnings about a job that was just taken, unless its log has them from a dead keeper.
     fn warn_of_registered(&mut self, serial: Serial, warnings: &[MaskWarning]) {
-        if self.jobs.get(&serial).is_some_and(|held| held.job.is_log_new) {
+        if self.jobs.get(&serial).is_some_and(|registered| registered.job.is_log_new) {
             self.warn(serial, warnings);
         }
     }
@@ -221,11 +221,11 @@ impl<B: Body> Core<B> {
     /// Writes warnings about phrases to the operator's log, and to the job's log if they concern the job
     /// (masking.md §8).
     fn warn(&mut self, serial: Serial, warnings: &[MaskWarning]) {
-        let Some(held) = self.jobs.get(&serial) else { return };
+        let Some(registered) = self.jobs.get(&serial) else { return };
         for warning in warnings {
-            self.actions.push(Action::Notice(format!("job {}: {warning}", held.job.key())));
+            self.actions.push(Action::Notice(format!("job {}: {warning}", registered.job.key())));
             if warning.is_for_job() {
-                held.job.line(LogChannel::Err, format!("warning: {warning}"), &mut self.actions);
+                registered.job.line(LogChannel::Err, format!("warning: {warning}"), &mut self.actions);
             }
         }
     }

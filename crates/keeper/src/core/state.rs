@@ -105,20 +105,20 @@ impl<B: Body> Core<B> {
 
     /// Passes an event to a job.
     pub fn on(&mut self, serial: Serial, event: Event, now: Instant) {
-        let Some(held) = self.jobs.get_mut(&serial) else { return };
-        let at = Moment { now, log: held.body.log(), settings: &self.settings };
-        held.job.on(event, &at, &mut self.actions);
+        let Some(registered) = self.jobs.get_mut(&serial) else { return };
+        let at = Moment { now, log: registered.body.log(), settings: &self.settings };
+        registered.job.on(event, &at, &mut self.actions);
     }
 
     /// Completes a change of a job: reports what is new and sets the timer. Returns the body if the job is gone.
     pub fn settle(&mut self, serial: Serial) -> Option<B> {
-        let held = self.jobs.get_mut(&serial)?;
-        let (job, log) = (&mut held.job, held.body.log());
+        let registered = self.jobs.get_mut(&serial)?;
+        let (job, log) = (&mut registered.job, registered.body.log());
         if job.settle(log, &mut self.actions) {
             self.grown.push(serial);
         }
         let is_gone = job.presence == Presence::Gone;
-        let due = job.due(log).into_iter().chain(held.body.due()).min().filter(|_| !is_gone);
+        let due = job.due(log).into_iter().chain(registered.body.due()).min().filter(|_| !is_gone);
         if due != job.timer {
             if let Some(at) = job.timer {
                 self.timers.remove(&(at, serial));
@@ -126,7 +126,7 @@ impl<B: Body> Core<B> {
             self.timers.extend(due.map(|at| (at, serial)));
             job.timer = due;
         }
-        is_gone.then(|| self.jobs.remove(&serial)).flatten().map(|held| held.body)
+        is_gone.then(|| self.jobs.remove(&serial)).flatten().map(|registered| registered.body)
     }
 
     /// Returns when the first job has something to do.
@@ -165,9 +165,10 @@ impl<B: Body> Core<B> {
         self.lengths_told = now;
         let jobs = &mut self.jobs;
         let len = |serial| {
-            let held =
-                jobs.get_mut(&serial).filter(|held| !held.job.is_dropped() && !held.job.is_closed())?;
-            Some((held.job.key(), held.job.tell_len(held.body.log().len)))
+            let registered = jobs
+                .get_mut(&serial)
+                .filter(|registered| !registered.job.is_dropped() && !registered.job.is_closed())?;
+            Some((registered.job.key(), registered.job.tell_len(registered.body.log().len)))
         };
         FromKeeper::Lengths(self.grown.drain(..).filter_map(len).collect())
     }
@@ -191,8 +192,8 @@ impl<B: Body> Core<B> {
     /// Ends all jobs without a daemon, first gently, then by force. `cause` follows `job interrupted: `.
     pub fn begin_farewell(&mut self, cause: &str, now: Instant) {
         self.is_farewell = true;
-        for (serial, held) in &mut self.jobs {
-            let job = &mut held.job;
+        for (serial, registered) in &mut self.jobs {
+            let job = &mut registered.job;
             job.gate = None;
             if job.is_dropped() {
                 continue;
@@ -210,7 +211,7 @@ impl<B: Body> Core<B> {
 
     /// True if every job has ended as far as it can.
     pub fn is_farewell_over(&self) -> bool {
-        self.jobs.values().all(|held| held.job.is_dropped() || held.job.is_closed())
+        self.jobs.values().all(|registered| registered.job.is_dropped() || registered.job.is_closed())
     }
 }
 

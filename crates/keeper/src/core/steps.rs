@@ -21,7 +21,7 @@ impl Job {
             out.job(self.serial, JobAction::WatchUnfinished);
         }
         // No new step starts once the end of the job was asked for.
-        if self.is_ended() {
+        if self.is_to_end() {
             self.not_started(request.process, NotStarted::Cancelled, out);
             return false;
         }
@@ -35,8 +35,8 @@ impl Job {
     }
 
     /// True if the step was asked for before.
-    pub(super) fn has_started(&self, number: ProcessNumber) -> bool {
-        self.index(number).is_some() || self.over.iter().rev().any(|over| over.process == number)
+    pub(super) fn is_registered(&self, number: ProcessNumber) -> bool {
+        self.index(number).is_some() || self.ended.iter().rev().any(|ended| ended.process == number)
     }
 
     /// Starts the step, because its turn has come.
@@ -127,7 +127,7 @@ impl Job {
         }
     }
 
-    /// Handles a read of one of the step's pipes. The step is over once its process has ended and its pipes are
+    /// Handles a read of one of the step's pipes. The step has ended once its process has and its pipes are
     /// drained.
     pub(super) fn read(
         &mut self,
@@ -164,52 +164,52 @@ impl Job {
 
     /// Takes the description of a step's end and reports it. Kills the processes that the step left first, if it
     /// must.
-    pub(super) fn step_ended(&mut self, mut over: StepEnded, at: &Moment<'_>, out: &mut Actions) {
-        let StepEnd::Exited(status) = over.end else {
-            self.tell_ended(over, out);
+    pub(super) fn step_ended(&mut self, mut ended: StepEnded, at: &Moment<'_>, out: &mut Actions) {
+        let StepEnd::Exited(status) = ended.end else {
+            self.tell_ended(ended, out);
             return;
         };
-        if over.left == 0
-            && let Some(grace) = self.closes_with(&over)
+        if ended.left == 0
+            && let Some(grace) = self.closes_with(&ended)
         {
             // One message reports both ends. The journal needs no line, because no process is left to look for.
-            over.closes = true;
-            self.forget_process(over.process);
-            self.tell_ended(over, out);
+            ended.closes = true;
+            self.forget_process(ended.process);
+            self.tell_ended(ended, out);
             return self.close(grace, Vec::new(), None, at.now, out);
         }
-        let ended = JournalEvent::StepEnded { process: over.process, status: Some(status) };
+        let line = JournalEvent::StepEnded { process: ended.process, status: Some(status) };
         // Processes that were given up for the whole job are not killed once more for their step.
-        let stop = self.process(over.process).and_then(|process| process.stop.clone());
+        let stop = self.process(ended.process).and_then(|process| process.stop.clone());
         let is_given_up = self.ending.iter().chain(&stop).any(|ending| ending.has_given_up(at.now));
-        if over.left > 0 && !at.settings.leftover_keep && !is_given_up {
-            self.journal(ended, out);
-            out.job(self.serial, JobAction::KillStep(over.process));
+        if ended.left > 0 && !at.settings.leftover_keep && !is_given_up {
+            self.journal(line, out);
+            out.job(self.serial, JobAction::KillStep(ended.process));
             let give_up_at = at.now + at.settings.kill_wait;
-            if let Some(process) = self.process(over.process) {
-                process.stage = Stage::Clearing { over: Box::new(over), give_up_at, at: at.now };
+            if let Some(process) = self.process(ended.process) {
+                process.stage = Stage::Clearing { ended: Box::new(ended), give_up_at, at: at.now };
             }
         } else {
             // Report first, then write the journal line: it is read only if this process dies.
-            self.forget_process(over.process);
-            self.tell_ended(over, out);
+            self.forget_process(ended.process);
+            self.tell_ended(ended, out);
             out.push(Action::Flush);
-            self.journal(ended, out);
+            self.journal(line, out);
         }
     }
 
     /// Returns the grace for the end of the job, if the end of this step closes the job.
-    fn closes_with(&self, over: &StepEnded) -> Option<Duration> {
-        let (_, grace) = self.last_step.filter(|(number, _)| *number == over.process)?;
+    fn closes_with(&self, ended: &StepEnded) -> Option<Duration> {
+        let (_, grace) = self.last_step.filter(|(number, _)| *number == ended.process)?;
         let is_stopped =
-            self.processes.iter().any(|process| process.number == over.process && process.stop.is_some());
+            self.processes.iter().any(|process| process.number == ended.process && process.stop.is_some());
         let is_free = self.ending.is_none() && self.closing.is_none() && self.closed.is_none() && !is_stopped;
-        (is_free && matches!(over.end, StepEnd::Exited(status) if status.is_success())).then_some(grace)
+        (is_free && matches!(ended.end, StepEnd::Exited(status) if status.is_success())).then_some(grace)
     }
 
-    fn tell_ended(&mut self, over: StepEnded, out: &mut Actions) {
-        self.over.push(over.clone());
-        self.tell(FromKeeper::StepEnded { key: self.key(), over }, out);
+    fn tell_ended(&mut self, ended: StepEnded, out: &mut Actions) {
+        self.ended.push(ended.clone());
+        self.tell(FromKeeper::StepEnded { key: self.key(), ended }, out);
     }
 
     /// Performs the work that is due for each step.
@@ -250,8 +250,8 @@ impl Job {
         if !is_empty && at.now < *give_up_at {
             *next = at.now + CLEAR_PAUSE;
             out.job(self.serial, JobAction::KillStep(number));
-        } else if let Stage::Clearing { over, .. } = self.processes.swap_remove(index).stage {
-            self.tell_ended(*over, out);
+        } else if let Stage::Clearing { ended, .. } = self.processes.swap_remove(index).stage {
+            self.tell_ended(*ended, out);
         }
     }
 
@@ -273,8 +273,8 @@ impl Job {
                 self.not_started(process.number, NotStarted::GivenUp, out);
             }
             Stage::Clearing { .. } => {
-                if let Stage::Clearing { over, .. } = self.processes.remove(index).stage {
-                    self.tell_ended(*over, out);
+                if let Stage::Clearing { ended, .. } = self.processes.remove(index).stage {
+                    self.tell_ended(*ended, out);
                 }
             }
             Stage::Starting { .. } => return false,

@@ -71,7 +71,7 @@ impl Job {
         now: Instant,
         out: &mut Actions,
     ) {
-        if self.is_ended() || self.clearances.iter().any(|clearance| clearance.call == call) {
+        if self.is_to_end() || self.clearances.iter().any(|clearance| clearance.call == call) {
             return;
         }
         let ending = Ending::new(now, grace);

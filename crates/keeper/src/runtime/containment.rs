@@ -336,10 +336,10 @@ impl Containment {
             return found;
         }
         let running = self.places.0.iter().filter(|place| place.is_running);
-        let held = running.flat_map(|place| self.places.members(place, self.leaf.as_ref()));
-        let held: HashSet<u32> = held.map(|process| process.pid).collect();
+        let of_running = running.flat_map(|place| self.places.members(place, self.leaf.as_ref()));
+        let of_running: HashSet<u32> = of_running.map(|process| process.pid).collect();
         let is_of_leader = |process: &Process| signs.leaders.iter().any(|leader| is_below(process, *leader));
-        found.retain(|process| !held.contains(&process.pid) && !is_of_leader(process));
+        found.retain(|process| !of_running.contains(&process.pid) && !is_of_leader(process));
         found
     }
 

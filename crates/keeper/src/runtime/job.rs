@@ -46,11 +46,11 @@ impl JobBody {
     /// Opens the log of a job.
     pub(super) fn open(
         serial: Serial,
-        hold: &mut RegisterJob,
+        asked: &mut RegisterJob,
         masking: Masking,
         shared: &mut KeeperShared,
     ) -> Result<Self, KeeperError> {
-        let open = || LogFile::new(shared.state.open_log(hold.key)?, hold.log_len, hold.log_limit);
+        let open = || LogFile::new(shared.state.open_log(asked.key)?, asked.log_len, asked.log_limit);
         let log = open().map_err(|error: std::io::Error| KeeperError::Log {
             errno: error.raw_os_error().unwrap_or_default(),
             message: error.to_string(),
@@ -58,9 +58,9 @@ impl JobBody {
         Ok(Self {
             serial,
             output: Output::new(masking, log),
-            processes: Processes::new(serial, hold),
-            secret_files: std::mem::take(&mut hold.secret_files),
-            is_synced: shared.state.is_synced(hold.key),
+            processes: Processes::new(serial, asked),
+            secret_files: std::mem::take(&mut asked.secret_files),
+            is_synced: shared.state.is_synced(asked.key),
         })
     }
 

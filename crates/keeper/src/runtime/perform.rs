@@ -99,8 +99,8 @@ impl Keeper {
     }
 
     fn prepare(&mut self, serial: Serial, phrases: Vec<Vec<u8>>) {
-        let Some(held) = self.core.get(serial) else { return };
-        let work = PhraseWork::Add(held.body.output.masking.clone(), phrases);
+        let Some(registered) = self.core.get(serial) else { return };
+        let work = PhraseWork::Add(registered.body.output.masking.clone(), phrases);
         if work.is_small() {
             self.prepared(serial, work.run());
         } else {

@@ -67,11 +67,11 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn new(serial: Serial, hold: &RegisterJob) -> Self {
+    pub(super) fn new(serial: Serial, asked: &RegisterJob) -> Self {
         Self {
             serial,
-            tag: hold.tag,
-            containment: Containment::new(serial, hold.tag, hold.limits),
+            tag: asked.tag,
+            containment: Containment::new(serial, asked.tag, asked.limits),
             leftovers: Leftovers::default(),
             running: Vec::new(),
             launching: Vec::new(),
@@ -105,12 +105,12 @@ impl Processes {
             env: &request.env,
             work_dir: &request.work_dir,
         };
-        let begun = self.containment.start(request.process, &command, shared);
-        let Err(error) = &begun else { return begun };
+        let started = self.containment.start(request.process, &command, shared);
+        let Err(error) = &started else { return started };
         let exhausted = matches!(error.errno, Errno::AGAIN | Errno::NOMEM);
         let by_group = matches!(error.stage, Stage::Fork | Stage::Cgroup);
         if exhausted || !by_group || !self.containment.do_without_leaf(shared) {
-            return begun;
+            return started;
         }
         // The group cannot take the process (removed from outside, threaded): the job goes on without one.
         shared.notice(format!(

@@ -189,7 +189,7 @@ impl Keeper {
     /// When to sync, while no daemon does.
     fn sync_at(&self) -> Option<Instant> {
         let since = self.core.alone_since().filter(|_| !self.core.is_farewell())?;
-        self.core.all().any(|held| held.body.is_synced).then(|| self.disk.due(since))
+        self.core.all().any(|registered| registered.body.is_synced).then(|| self.disk.due(since))
     }
 
     fn on_time(&mut self) {
@@ -272,17 +272,17 @@ impl Keeper {
         };
         let received = connection.receive();
         let frames = connection.frames();
-        let mut over = received.is_err() || frames.is_err();
+        let mut is_closed = received.is_err() || frames.is_err();
         for frame in frames.unwrap_or_default() {
             // The first frame is Hello: what comes before it breaks the protocol.
             let greeted = self.shared.connection.as_ref().is_some_and(|connection| connection.greeted);
             if self.leaving || !greeted && !matches!(frame.request, Request::Hello { .. }) {
-                over = true;
+                is_closed = true;
                 break;
             }
             self.request(number, frame);
         }
-        if over && !self.leaving {
+        if is_closed && !self.leaving {
             self.disconnect();
         }
     }

@@ -104,14 +104,14 @@ impl Phase {
     }
 
     /// Notes the step with which the keeper closes the job.
-    pub(super) fn note_last_step(&mut self, over: &StepEnded) {
+    pub(super) fn note_last_step(&mut self, ended: &StepEnded) {
         let Self::Running(running) = self else { return };
-        if over.closes {
-            let status = match over.end {
+        if ended.closes {
+            let status = match ended.end {
                 StepEnd::Exited(status) => Some(status),
                 StepEnd::NotStarted { .. } => None,
             };
-            running.last_step = Some(Box::new(LastStep { process: over.process, status, ran: over.ran }));
+            running.last_step = Some(Box::new(LastStep { process: ended.process, status, ran: ended.ran }));
         }
     }
 

@@ -13,7 +13,7 @@ use crate::job::event::FetchFailure;
 use crate::journal::event::End;
 use crate::lang::diagnostic::Class;
 use crate::model::{EndClass, ExitStatus, Outcome};
-use fixtures::{AT, machine, over, storage_error};
+use fixtures::{AT, machine, step_ended, storage_error};
 use stage::{Happening, Stage, Story};
 
 /// Lists of steps: simple ones, one with a nested list that is fetched, one whose failure is not the last step.
@@ -257,7 +257,7 @@ fn a_defect_after_the_last_step_has_closed_the_job_does_not_fail_it() {
     assert!(driver.begin(false));
     handle(&mut driver, Event::Admitted { at: 0 });
     let Some(Action::Spawn { spawn, .. }) = actions(&mut driver).pop() else { panic!("its step starts") };
-    let last = over(spawn.process, 0, true);
+    let last = step_ended(spawn.process, 0, true);
     assert!(driver.launched(last.process).is_none());
     assert!(driver.step_ended(last.clone()).is_some());
     let reaction = driver.defect("a defect".into(), false);

@@ -88,7 +88,7 @@ impl SimulatedJob {
         })
     }
 
-    fn over(&self, process: ProcessNumber, end: StepEnd, usage: Option<StepUsage>) -> Event {
+    fn ended(&self, process: ProcessNumber, end: StepEnd, usage: Option<StepUsage>) -> Event {
         let ran = FinishedProcess { ended: clock::boot_micros(), log_len: self.len, usage };
         let usage = Usage::default();
         let left = self.left.values().sum();
@@ -104,7 +104,7 @@ impl Keeper {
     fn append(&mut self, serial: Serial, text: &str) {
         let Some(Registered { job, body }) = self.core.get_mut(serial) else { return };
         let text = &[HEADER, text].concat();
-        let (key, held) = (job.key(), body.inode);
+        let (key, written) = (job.key(), body.inode);
         if !is_put_in("forgets_a_line") || body.len == 0 {
             body.log.write_all(text.as_bytes()).unwrap();
         }
@@ -114,9 +114,9 @@ impl Keeper {
         }
         let path = self.state.join(format!("jobs/{key}/log"));
         let inode = std::fs::metadata(&path).map(|found| found.ino()).ok();
-        if inode != Some(held) {
+        if inode != Some(written) {
             self.wrong(format!(
-                "the folder of {key} was touched while its job lives: log {inode:?}, held {held}"
+                "the folder of {key} was touched while its job lives: log {inode:?}, written {written}"
             ));
         }
     }
@@ -192,15 +192,15 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             let key = job.key();
             let end = StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 };
             let is_ended = body.is_to_end || job.is_dropped() || body.stopped.contains(&process);
-            let over = body.over(process, end, None);
+            let ended = body.ended(process, end, None);
             if why == NotStarted::Cancelled && !is_ended {
                 keeper
                     .wrong(format!("process {process} of {key} is not started though nobody has stopped it"));
             }
-            Some(over)
+            Some(ended)
         }
         JobAction::FinishStep(FinishStep { process, status, usage, .. }) => {
-            Some(body.over(process, StepEnd::Exited(status), usage))
+            Some(body.ended(process, StepEnd::Exited(status), usage))
         }
         JobAction::Terminate(process) => {
             for run in body.running.iter().filter(|run| run.process == process) {

@@ -85,7 +85,7 @@ impl Machine {
         if has_flow {
             let exports = self.domain(id);
             let attempts = Attempts {
-                begun: 0,
+                started: 0,
                 earlier: Vec::new(),
                 exports,
                 processes: Vec::new(),
@@ -105,14 +105,14 @@ impl Machine {
         let next = self.last_call + 1;
         let Some(call) = self.calls.get_mut(&id) else { return };
         let limit = call.flow().and_then(|flow| flow.timeout);
-        let is_further = call.attempts.as_ref().is_some_and(|attempts| attempts.begun > 0);
+        let is_further = call.attempts.as_ref().is_some_and(|attempts| attempts.started > 0);
         call.work = Work::Nothing;
         if is_further {
             call.process = next;
             self.last_call = next;
         }
         if let Some(attempts) = &mut call.attempts {
-            attempts.begun += 1;
+            attempts.started += 1;
             call.result.attempts.clone_from(&attempts.earlier);
         }
         if let Some(limit) = limit {
@@ -143,7 +143,7 @@ impl Machine {
         if let Some(timer) = call.attempts.as_mut().and_then(|attempts| attempts.timer.take()) {
             self.timers.remove(&timer);
         }
-        self.cleanup_over(id);
+        self.cleanup_ended(id);
         match end {
             AttemptEnd::Failed(failure) if self.is_tried_again(id, &failure) => self.try_again(id, &failure),
             end => self.step_ended(id, end),
@@ -173,7 +173,7 @@ impl Machine {
         let Some(call) = self.calls.get(&id) else { return false };
         let Some(flow) = call.flow() else { return false };
         let Some(retry) = &flow.retry else { return false };
-        let begun = call.attempts.as_ref().map_or(1, |attempts| attempts.begun);
+        let started = call.attempts.as_ref().map_or(1, |attempts| attempts.started);
         let is_stopped = call.stop.is_some_and(|scope| scope != id);
         let is_around_closed =
             match call.parent.and_then(|parent| self.calls.get(&parent)).map(|call| &call.work) {
@@ -181,7 +181,7 @@ impl Machine {
                 Some(Work::Group(group)) => group.closing.is_some(),
                 _ => true,
             };
-        begun <= u32::from(retry.max)
+        started <= u32::from(retry.max)
             && retry.applies_to(failure.kind, failure.exit_code)
             && !is_stopped
             && !is_around_closed
@@ -191,7 +191,7 @@ impl Machine {
     fn try_again(&mut self, id: CallId, failure: &Failure) {
         let Some(call) = self.calls.get(&id) else { return };
         let Some(retry) = call.flow().and_then(|flow| flow.retry.clone()) else { return };
-        let next = call.attempts.as_ref().map_or(1, |attempts| attempts.begun) + 1;
+        let next = call.attempts.as_ref().map_or(1, |attempts| attempts.started) + 1;
         let (of, name) = (u32::from(retry.max) + 1, call.name.clone());
         let delay = retry.delay_before(next);
         let error = failure.in_passing();
@@ -290,7 +290,7 @@ impl Machine {
         let Some(call) = self.calls.remove(&id) else { return };
         self.free_slot(&call);
         if call.parent.is_none() {
-            return self.job_over(end, result);
+            return self.job_ended(end, result);
         }
         let outputs = match &end {
             AttemptEnd::Success(outputs) => outputs.clone(),
@@ -332,7 +332,7 @@ impl Machine {
 
     fn attempts_of(&self, call: &Call) -> u32 {
         match (&call.attempts, &call.work) {
-            (Some(attempts), _) => attempts.begun,
+            (Some(attempts), _) => attempts.started,
             (None, _) if call.is_noted || self.is_in_plain_list(call) => 1,
             (None, _) => 0,
         }
@@ -367,25 +367,28 @@ impl Machine {
     }
 
     /// Ends the job with the end of its root.
-    fn job_over(&mut self, end: AttemptEnd, root: StepResult) {
+    fn job_ended(&mut self, end: AttemptEnd, root: StepResult) {
         match (self.stop, end) {
-            (Some(cause), _) => self.over(Outcome::stopped(cause), vec![super::stop::last_line(cause)], root),
+            (Some(cause), _) => {
+                self.finish(Outcome::stopped(cause), vec![super::stop::last_line(cause)], root);
+            }
             (None, AttemptEnd::Failed(failure)) => {
                 let message = failure.message();
                 let exit_code = failure.exit_code.unwrap_or(-1);
                 let lines = failure.lines().map(|line| (LogChannel::Err, line)).collect();
-                self.over(Outcome { exit_code, ..Outcome::failed(message) }, lines, root);
+                self.finish(Outcome { exit_code, ..Outcome::failed(message) }, lines, root);
             }
-            (None, _) => self.over(Outcome::success(), Vec::new(), root),
+            (None, _) => self.finish(Outcome::success(), Vec::new(), root),
         }
     }
 
-    pub(super) fn over(&mut self, outcome: Outcome, lines: Vec<(LogChannel, String)>, root: StepResult) {
+    /// Ends the job. `lines` are the last ones of its log, `root` is the result of the root.
+    pub(super) fn finish(&mut self, outcome: Outcome, lines: Vec<(LogChannel, String)>, root: StepResult) {
         // The files of all steps are removed at the job's end.
         self.effects.retain(|effect| !matches!(effect, Effect::RemoveFiles(_)));
         let allowed_failures = self.allowed_failures;
         self.push(Effect::Finish { outcome, root: Box::new(root), lines, allowed_failures });
-        self.phase = Phase::Over;
+        self.phase = Phase::Ended;
         self.calls.clear();
         self.ready.clear();
         self.timers.clear();

@@ -69,8 +69,8 @@ pub(super) struct Member {
 
 /// State of the attempts of a step.
 pub(super) struct Attempts {
-    /// Number of attempts begun.
-    pub(super) begun: u32,
+    /// Number of attempts started.
+    pub(super) started: u32,
     /// Results of earlier attempts.
     pub(super) earlier: Vec<StepResult>,
     /// Exports before the step.

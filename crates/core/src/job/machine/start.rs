@@ -42,7 +42,7 @@ impl Machine {
     pub(super) fn begin(&mut self, root: Root) {
         self.warn(&root.loaded.function.warnings);
         self.note_inputs(&root.inputs, &root.loaded);
-        let facts = StepFacts { steps: own_steps(&root.loaded), ..self.times.begun_facts() };
+        let facts = StepFacts { steps: own_steps(&root.loaded), ..self.times.start_facts() };
         // A process has a number from 1 on, also that of the root.
         let process = if facts.steps.is_none() { self.next_call() } else { ROOT };
         self.calls.insert(

@@ -41,7 +41,7 @@ pub(super) struct Cleanup {
     /// Set once its time has begun.
     timer: Option<TimerId>,
     /// Set once no further step of it begins: the reason.
-    over: Option<&'static str>,
+    ended: Option<&'static str>,
 }
 
 /// How a stop treats what it reaches.
@@ -99,7 +99,7 @@ impl Machine {
     pub(super) fn cancel_queued(&mut self, root: &Root, cause: CancelCause) {
         let result =
             StepResult { status: StepStatus::Cancelled, outcome: StepOutcome::Cancelled, ..unstarted(root) };
-        self.over(Outcome::stopped(cause), vec![last_line(cause)], result);
+        self.finish(Outcome::stopped(cause), vec![last_line(cause)], result);
     }
 
     /// Stops the members of a group, because one has failed.
@@ -117,7 +117,7 @@ impl Machine {
     /// Stops the part of the job below `scope`, and `scope` itself.
     fn stop_part(&mut self, scope: CallId, stop: Stop) {
         let cleanup = self.cleanups.entry(scope).or_default();
-        cleanup.over = cleanup.over.or(stop.no_cleanup);
+        cleanup.ended = cleanup.ended.or(stop.no_cleanup);
         let mut reached = Reached::default();
         self.reach_inside(scope, scope, stop, &mut reached);
         self.finish_stop(stop, reached);
@@ -142,7 +142,7 @@ impl Machine {
             // An earlier stop has reached it: its cleanup goes on unless this stop ends that, too.
             if let Some(limit) = stop.inside {
                 if let Some(cleanup) = self.cleanups.get_mut(&inner) {
-                    cleanup.over = cleanup.over.or(stop.no_cleanup);
+                    cleanup.ended = cleanup.ended.or(stop.no_cleanup);
                 }
                 self.reach_inside(id, inner, Stop { limit: Some(limit), ..stop }, reached);
             }
@@ -192,7 +192,7 @@ impl Machine {
     /// Returns the reason if no further step of the cleanup of a cancelled list begins.
     pub(super) fn no_cleanup(&self, list: CallId) -> Option<&'static str> {
         let scope = self.calls.get(&list)?.stop?;
-        self.cleanups.get(&scope)?.over
+        self.cleanups.get(&scope)?.ended
     }
 
     /// Notes that a step of the cleanup of a cancelled list begins: its time runs from the first.
@@ -214,7 +214,7 @@ impl Machine {
     }
 
     /// Forgets the cleanup of a part that has ended.
-    pub(super) fn cleanup_over(&mut self, scope: CallId) {
+    pub(super) fn cleanup_ended(&mut self, scope: CallId) {
         if let Some(timer) = self.cleanups.remove(&scope).and_then(|cleanup| cleanup.timer) {
             self.timers.remove(&timer);
         }
@@ -311,7 +311,7 @@ impl Machine {
             rest: CLEANUP_TIMEOUT,
         };
         if let Some(cleanup) = self.cleanups.get_mut(&scope) {
-            cleanup.over = Some(CLEANUP_TIMEOUT);
+            cleanup.ended = Some(CLEANUP_TIMEOUT);
         }
         let mut reached = Reached::default();
         for below in self.below(scope) {
@@ -327,7 +327,7 @@ impl Machine {
         self.effects.retain(|effect| matches!(effect, Effect::Phrases(_)));
         if let Some(cause) = self.stop {
             let root = self.unwind(StepOutcome::Cancelled);
-            return self.over(Outcome::stopped(cause), vec![last_line(cause)], root);
+            return self.finish(Outcome::stopped(cause), vec![last_line(cause)], root);
         }
         let root = self.unwind(StepOutcome::Failure);
         self.internal(message, root);
@@ -344,13 +344,13 @@ impl Machine {
         let result =
             StepResult { status: StepStatus::Failure, outcome: StepOutcome::Failure, ..unstarted(root) };
         let line = (LogChannel::Err, format!("job failed: {message}"));
-        self.over(Outcome::failed(message), vec![line], result);
+        self.finish(Outcome::failed(message), vec![line], result);
     }
 
     fn internal(&mut self, message: &str, root: StepResult) {
         let outcome = Outcome::defect(message);
         let line = format!("job failed: {}", outcome.message);
-        self.over(outcome, vec![(LogChannel::Err, line)], root);
+        self.finish(outcome, vec![(LogChannel::Err, line)], root);
     }
 
     /// Ends everything under way, the latest first. Returns the root's result.

@@ -51,7 +51,7 @@ impl Timeline {
     }
 
     /// Returns what is known of a step that begins now.
-    pub(super) fn begun_facts(&self) -> StepFacts {
+    pub(super) fn start_facts(&self) -> StepFacts {
         StepFacts { start: self.wall(self.now), log_start: Some(self.log), ..StepFacts::default() }
     }
 
@@ -100,7 +100,7 @@ impl Machine {
             number: number as u32,
             total: total as u32,
             place: format!("{}:{line}", at.loaded.function.file),
-            ..self.times.begun_facts()
+            ..self.times.start_facts()
         }
     }
 

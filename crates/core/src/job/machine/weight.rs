@@ -139,7 +139,7 @@ impl Machine {
     fn root(&self) -> Option<&Loaded> {
         match &self.phase {
             Phase::Queued(root) => Some(&root.loaded),
-            Phase::Running | Phase::Handling | Phase::Over => None,
+            Phase::Running | Phase::Handling | Phase::Ended => None,
         }
     }
 

@@ -116,7 +116,7 @@ struct Daemon {
     process: ProcessNumber,
     last: Option<fn(JobKey, u32, u32) -> Request>,
     processes: BTreeSet<u32>,
-    over: BTreeMap<u32, u32>,
+    ended: BTreeMap<u32, u32>,
     /// The step whose success closes the job, while it is not over.
     last_step: Option<u32>,
     closes: bool,
@@ -235,7 +235,7 @@ impl Stage {
 
     fn body(&mut self, job: u8) -> Option<&mut Count> {
         let serial = self.serial(job).filter(|_| self.jobs.contains_key(&job))?;
-        self.core.get_mut(serial).map(|held| &mut held.body)
+        self.core.get_mut(serial).map(|registered| &mut registered.body)
     }
 
     pub(super) fn play(&mut self, happening: &Happening) {
@@ -250,7 +250,7 @@ impl Stage {
                 }
                 if let Some(daemon) = self.jobs.get_mut(&job) {
                     // A last step has no other beside it.
-                    closes &= daemon.processes.iter().all(|process| daemon.over.contains_key(process));
+                    closes &= daemon.processes.iter().all(|process| daemon.ended.contains_key(process));
                     daemon.process += 1;
                     daemon.processes.insert(daemon.process);
                     daemon.last_step = closes.then_some(daemon.process);
@@ -263,7 +263,7 @@ impl Stage {
             Happening::Clear { job, grace } => {
                 let is_ended = self.body(job).is_none_or(|body| body.is_ended);
                 let Some(daemon) = self.jobs.get_mut(&job).filter(|_| !is_ended) else { return };
-                let processes: Vec<u32> = daemon.over.keys().copied().collect();
+                let processes: Vec<u32> = daemon.ended.keys().copied().collect();
                 daemon.clears.insert(daemon.process);
                 let call = daemon.process;
                 self.ask(Request::Clear { key: key(job), call, processes, grace: millis(grace) });
@@ -271,10 +271,10 @@ impl Stage {
             Happening::Close { job, grace } => self.close(job, grace),
             Happening::Drop(job) => {
                 if self.jobs.remove(&job).is_some()
-                    && let Some(held) = self.serial(job).and_then(|serial| self.core.get_mut(serial))
+                    && let Some(registered) = self.serial(job).and_then(|serial| self.core.get_mut(serial))
                 {
-                    held.body.kill_at = Some(self.now);
-                    held.body.is_ended = true;
+                    registered.body.kill_at = Some(self.now);
+                    registered.body.is_ended = true;
                 }
                 self.ask(Request::Drop { key: key(job) });
             }
@@ -341,7 +341,7 @@ impl Stage {
         let now = self.now;
         let Some(daemon) = self.jobs.get(&job) else { return };
         let process = daemon.process;
-        let is_open = daemon.processes.contains(&process) && !daemon.over.contains_key(&process);
+        let is_open = daemon.processes.contains(&process) && !daemon.ended.contains_key(&process);
         if let Some(body) = self.body(job).filter(|_| is_open) {
             let stop = body.stops.entry(process).or_insert(StepStop { first: now, kill_at: now + grace });
             stop.kill_at = stop.kill_at.min(stop.first + grace);
@@ -368,7 +368,7 @@ impl Stage {
         let is_blocked = self
             .serial(job)
             .and_then(|serial| self.core.get(serial))
-            .is_some_and(|held| held.job.is_blocked());
+            .is_some_and(|registered| registered.job.is_blocked());
         if !is_blocked {
             self.note_last_start(job);
         }
@@ -378,7 +378,7 @@ impl Stage {
 
     fn exit(&mut self, job: u8, left: u8, is_drained: bool) {
         let Some(serial) = self.serial(job) else { return };
-        let Some(body) = self.core.get_mut(serial).map(|held| &mut held.body) else { return };
+        let Some(body) = self.core.get_mut(serial).map(|registered| &mut registered.body) else { return };
         if let Some(Running { process, .. }) = body.running.pop() {
             *body.left.entry(process).or_default() += left;
             let is_drained = is_drained || left == 0;
@@ -448,16 +448,16 @@ impl Stage {
             if daemon.closed != 1 {
                 self.wrongs.push(format!("job {job} was closed {} times", daemon.closed));
             }
-            let wrong = daemon.processes.iter().find(|process| daemon.over.get(process) != Some(&1));
+            let wrong = daemon.processes.iter().find(|process| daemon.ended.get(process) != Some(&1));
             if let Some(process) = wrong {
                 self.wrongs
-                    .push(format!("process {process} of job {job} is not over once: {:?}", daemon.over));
+                    .push(format!("process {process} of job {job} is not over once: {:?}", daemon.ended));
             }
         }
         let serials: Vec<Serial> = self.serials.keys().copied().collect();
         for serial in serials {
-            if let Some(held) = self.core.get_mut(serial) {
-                held.body.whims.is_stuck = false;
+            if let Some(registered) = self.core.get_mut(serial) {
+                registered.body.whims.is_stuck = false;
             }
         }
         for job in jobs {

@@ -46,7 +46,7 @@ pub(super) fn machine(steps: &str) -> RecordedMachine {
     RecordedMachine::new(key(), Machine::new(&spec(steps)).unwrap(), Recorder::default())
 }
 
-pub(super) fn over(process: ProcessNumber, code: u8, closes: bool) -> StepEnded {
+pub(super) fn step_ended(process: ProcessNumber, code: u8, closes: bool) -> StepEnded {
     StepEnded {
         process,
         end: StepEnd::Exited(ExitStatus::Code(code)),
@@ -59,16 +59,16 @@ pub(super) fn over(process: ProcessNumber, code: u8, closes: bool) -> StepEnded 
 }
 
 /// The end of a process, as its step's actor tells it.
-pub(super) fn ended(over: &StepEnded) -> EndedStep {
-    let StepEnd::Exited(status) = over.end else { panic!("it was not started") };
+pub(super) fn ended(report: &StepEnded) -> EndedStep {
+    let StepEnd::Exited(status) = report.end else { panic!("it was not started") };
     EndedStep {
-        process: over.process,
+        process: report.process,
         end: ProcessEnd::Exited(status),
         shell: None,
         outputs: None,
         exports: None,
-        ran: Some(over.ran),
-        closes: over.closes,
+        ran: Some(report.ran),
+        closes: report.closes,
     }
 }
 

@@ -4,7 +4,7 @@ mod keeper;
 
 use std::collections::BTreeMap;
 
-use super::fixtures::{AT, ended, key, machine, over, spec, storage_error};
+use super::fixtures::{AT, ended, key, machine, spec, step_ended, storage_error};
 use crate::actors::job::driver::{
     Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedRoot, EventReaction, KeeperLoss, NextAttempt,
     NotRegistered, PerformedEffects, Reaction, RecordToSend, RecordedMachine, RegisteredRequest, Reports,
@@ -34,7 +34,7 @@ struct Keeper {
     last_op: u32,
     /// Running processes; true for one whose success closes the job.
     running: BTreeMap<ProcessNumber, bool>,
-    over: Vec<StepEnded>,
+    ended: Vec<StepEnded>,
     closed: Option<Closed>,
 }
 
@@ -171,7 +171,7 @@ impl Stage {
                     self.keeper_lost();
                 }
             }
-            Happening::Registered(answer) => self.held(answer),
+            Happening::Registered(answer) => self.registered(answer),
         }
         if self.budget == 0 && !self.is_over() {
             self.next_daemon();
@@ -215,7 +215,7 @@ impl Stage {
         }
     }
 
-    fn held(&mut self, answer: Option<NotRegistered>) {
+    fn registered(&mut self, answer: Option<NotRegistered>) {
         if !self.is_gone() {
             return;
         }
@@ -257,8 +257,8 @@ impl Stage {
             }
         } else if let Some(process) = self.fetching.take() {
             self.event(Event::Fetched { process, result: Ok(function()) });
-        } else if let Some(over) = self.ended.take() {
-            let event = self.driver.step_done(ended(&over));
+        } else if let Some(report) = self.ended.take() {
+            let event = self.driver.step_done(ended(&report));
             self.event(event);
         } else if !self.exit()
             && let Some(closed) = self.keeper.as_ref().and_then(|keeper| keeper.closed.clone())
@@ -425,14 +425,14 @@ impl Stage {
                 fetched: replayed.fetched,
                 exited: replayed.exited,
                 asked: keeper
-                    .over
+                    .ended
                     .iter()
-                    .map(|over| over.process)
+                    .map(|ended| ended.process)
                     .chain(keeper.running.keys().copied())
                     .collect(),
                 unmasked: replayed.unmasked,
             },
-            reports: Reports { over: keeper.over.clone(), closed: keeper.closed.clone().map(Box::new) },
+            reports: Reports { ended: keeper.ended.clone(), closed: keeper.closed.clone().map(Box::new) },
             is_cancelled: replayed.is_cancelled,
         };
         let waits_with = self.request.clone().filter(|_| !self.has_begun && keeper.record.is_empty());
@@ -452,7 +452,7 @@ impl Stage {
             if self.is_over() {
                 return self.check_end();
             }
-            self.held(None);
+            self.registered(None);
             self.begin();
             self.answer();
         }

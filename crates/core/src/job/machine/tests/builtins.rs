@@ -207,7 +207,7 @@ fn a_cancel_while_a_tree_is_fetched_ends_its_step() {
     let mut driven = Driven::new(&World::default(), &request(FETCH));
     driven.go_on();
     driven.tell(&Event::CancelAsked { cause: CancelCause::Cancel, grace_limit: None, force: false });
-    assert!(driven.machine.is_over());
+    assert!(driven.machine.has_ended());
     assert_eq!(driven.trace.root().sub_steps[0].status, StepStatus::Cancelled);
 }
 

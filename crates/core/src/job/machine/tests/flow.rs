@@ -2,7 +2,7 @@
 
 use step_runner_model::{CancelCause, EndClass, StepOutcome, StepResult, StepStatus};
 
-use super::job::{Job, begun, lines, spawns, stopped, timers};
+use super::job::{Job, lines, spawns, started, stopped, timers};
 use super::world::{Driven, World, request, text};
 use crate::job::effect::{Effect, Program, Spawn};
 use crate::job::event::{CallId, Event};
@@ -65,7 +65,7 @@ fn each_attempt_has_a_process_of_its_own_and_the_first_has_the_number_of_the_ste
         let process = job.process("a").process;
         assert!(failed.contains(&Effect::Clear { call: 1, processes: vec![process] }), "{failed:?}");
         let further = go_on(&mut job, &failed, 1);
-        assert_eq!(begun(&further), ["a"]);
+        assert_eq!(started(&further), ["a"]);
         processes.push(job.process("a").process);
     }
     assert_eq!(processes[0], 1);
@@ -154,7 +154,7 @@ fn the_time_of_the_cleanup_begins_with_the_first_step_that_runs() {
     let is_over =
         |effect: &Effect| matches!(effect, Effect::Note(note) if note.result.outcome == StepOutcome::Failure);
     assert!(place(&is_over) < place(&|effect| matches!(effect, Effect::Wake { .. })), "{ended:?}");
-    assert_eq!((timers(&ended).len(), begun(&ended)), (1, vec!["d"]));
+    assert_eq!((timers(&ended).len(), started(&ended)), (1, vec!["d"]));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn what_a_process_returned_before_it_could_be_stopped_counts() {
     let ended =
         job.tell(Event::returned_nothing(process, step_runner_model::ExitStatus::Code(0), None, None));
     assert_eq!(results(&ended)[0].outcome, StepOutcome::Success);
-    assert_eq!((finish(&ended).0, begun(&ended).len()), (EndClass::Cancelled, 0));
+    assert_eq!((finish(&ended).0, started(&ended).len()), (EndClass::Cancelled, 0));
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_limit_shows_the_processes_stops_them_and_bounds_the_cleanup_inside() {
     assert!(passed.contains(&Effect::ShowProcesses { call: 1, processes: vec![process] }), "{passed:?}");
     assert_eq!(stopped(&passed), [(process, 5)]);
     let cleanup = job.exit("in", 0);
-    assert_eq!(begun(&cleanup), ["tidy"]);
+    assert_eq!(started(&cleanup), ["tidy"]);
     let [timer] = timers(&cleanup)[..] else { panic!("no limit of the cleanup") };
     let over = job.tell(Event::Due { timer });
     assert_eq!(stopped(&over), [(job.process("tidy").process, 5)]);
@@ -186,7 +186,7 @@ fn a_limit_shows_the_processes_stops_them_and_bounds_the_cleanup_inside() {
     assert_eq!(told[0], (StepOutcome::Cancelled, "cancelled".to_owned()));
     assert_eq!(told[1], (StepOutcome::Skipped, "cleanup_timeout".to_owned()));
     assert_eq!(told[2].0, StepOutcome::Failure);
-    assert_eq!(begun(&ended), ["b"], "the job itself is not cancelled");
+    assert_eq!(started(&ended), ["b"], "the job itself is not cancelled");
     assert_eq!(finish(&job.exit("b", 0)), (EndClass::Failure, 124, 0));
 }
 
@@ -219,7 +219,7 @@ fn a_finish_or_a_forced_cancel_ends_the_cleanup_of_a_part() {
             let runs = if is_under_way { "tidy" } else { "in" };
             assert_eq!(stopped(&job.tell(cancel())), [(job.process(runs).process, 0)], "{cause:?}");
             let ended = job.exit(runs, 0);
-            assert!(begun(&ended).is_empty(), "{cause:?}");
+            assert!(started(&ended).is_empty(), "{cause:?}");
             let skipped = results(&ended).into_iter().find(|result| result.outcome == StepOutcome::Skipped);
             assert_eq!(skipped.unwrap().reason, "cancelled", "{cause:?}");
             assert_eq!(finish(&ended).0, EndClass::Cancelled);
@@ -248,11 +248,11 @@ fn a_cleanup_that_a_failure_in_a_group_began_has_its_limit_and_the_failure_decid
     let failed = job.exit("n", 3);
     assert_eq!(stopped(&failed), [(job.process("in").process, 5)]);
     let cleanup = job.exit("in", 0);
-    assert_eq!(begun(&cleanup), ["tidy"]);
+    assert_eq!(started(&cleanup), ["tidy"]);
     let over = due(&mut job, &cleanup);
     assert_eq!(stopped(&over), [(job.process("tidy").process, 5)]);
     let ended = job.exit("tidy", 0);
-    assert!(begun(&ended).is_empty());
+    assert!(started(&ended).is_empty());
     let [.., group] = results(&ended)[..] else { panic!("no result") };
     assert_eq!((group.outcome, group.exit_code), (StepOutcome::Skipped, None), "the last step of the job");
     assert!(

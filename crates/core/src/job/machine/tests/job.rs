@@ -78,7 +78,7 @@ pub(super) fn spawns(effects: &[Effect]) -> Vec<&Spawn> {
 }
 
 /// Names of the processes that begin.
-pub(super) fn begun(effects: &[Effect]) -> Vec<&str> {
+pub(super) fn started(effects: &[Effect]) -> Vec<&str> {
     spawns(effects).into_iter().map(|spawn| spawn.name.as_str()).collect()
 }
 

@@ -151,7 +151,7 @@ fn play(spec: &JobSpec, moves: &[Move]) -> Vec<(Event, Vec<Effect>)> {
             played.push((event, effects));
         }
     }
-    assert!(machine.is_over(), "the job hangs");
+    assert!(machine.has_ended(), "the job hangs");
     played
 }
 
@@ -216,7 +216,7 @@ fn answers_for_another_attempt_change_nothing() {
         job.go_on();
     }
     assert_eq!(job.trace.started(), ["a"]);
-    assert!(job.machine.is_over());
+    assert!(job.machine.has_ended());
 }
 
 fn choices(asks: &[CancelCause]) -> Vec<(u8, CancelCause, CancelCause)> {

@@ -163,7 +163,7 @@ impl World {
                 trace.add(effect);
             }
         }
-        assert!(machine.is_over(), "the job hangs");
+        assert!(machine.has_ended(), "the job hangs");
         trace
     }
 

@@ -29,8 +29,11 @@ impl Stage {
         let FromKeeper::Lengths(told) = self.core.take_lengths(self.now) else { return };
         for (key, len) in told {
             // A dropped job may live on under its key, beside the new job that this length is of.
-            let known = self.core.all().find(|held| held.job.key() == key && !held.job.is_dropped());
-            if known.is_none_or(|held| held.job.is_closed() || held.body.log.len != len) {
+            let known = self
+                .core
+                .all()
+                .find(|registered| registered.job.key() == key && !registered.job.is_dropped());
+            if known.is_none_or(|registered| registered.job.is_closed() || registered.body.log.len != len) {
                 self.wrongs
                     .push(format!("the length {len} is told of a job that is closed, dropped or another"));
             }
@@ -46,8 +49,8 @@ impl Stage {
             }
             Action::Reply { to, reply } => {
                 *self.replies.entry(to.id).or_default() += 1;
-                if let Ok(Reply::Resumed(held)) = reply
-                    && held.events != 1
+                if let Ok(Reply::Resumed(registered)) = reply
+                    && registered.events != 1
                 {
                     self.wrongs.push("the record has grown".to_owned());
                 }
@@ -84,18 +87,18 @@ impl Stage {
             return self.wrongs.push(format!("{told:?} of a job that was dropped"));
         };
         match told {
-            FromKeeper::StepEnded { over, .. } => {
-                *daemon.over.entry(over.process).or_default() += 1;
-                let is_success = matches!(over.end, StepEnd::Exited(status) if status.is_success());
-                let is_last = daemon.last_step.take_if(|process| *process == over.process).is_some();
-                let is_free = daemon.first_end.is_none() && !stopped.contains(&over.process);
-                let should = is_last && is_success && over.left == 0 && is_free;
-                if over.closes != should {
-                    self.wrongs.push(format!("{over:?} closes its job: {}", over.closes));
+            FromKeeper::StepEnded { ended, .. } => {
+                *daemon.ended.entry(ended.process).or_default() += 1;
+                let is_success = matches!(ended.end, StepEnd::Exited(status) if status.is_success());
+                let is_last = daemon.last_step.take_if(|process| *process == ended.process).is_some();
+                let is_free = daemon.first_end.is_none() && !stopped.contains(&ended.process);
+                let should = is_last && is_success && ended.left == 0 && is_free;
+                if ended.closes != should {
+                    self.wrongs.push(format!("{ended:?} closes its job: {}", ended.closes));
                 }
-                daemon.closes |= over.closes;
-                if daemon.closed > 0 && !matches!(over.end, StepEnd::NotStarted { .. }) {
-                    self.wrongs.push(format!("{over:?} behind the end of its job"));
+                daemon.closes |= ended.closes;
+                if daemon.closed > 0 && !matches!(ended.end, StepEnd::NotStarted { .. }) {
+                    self.wrongs.push(format!("{ended:?} behind the end of its job"));
                 }
             }
             FromKeeper::Cleared { call, .. } if !daemon.clears.contains(&call) => {
@@ -103,7 +106,7 @@ impl Stage {
             }
             FromKeeper::Closed { .. } => {
                 daemon.closed += 1;
-                let open = daemon.processes.iter().find(|process| !daemon.over.contains_key(process));
+                let open = daemon.processes.iter().find(|process| !daemon.ended.contains_key(process));
                 if let Some(process) = open {
                     self.wrongs.push(format!("the job is closed before process {process} is over"));
                 }
@@ -211,14 +214,14 @@ impl Stage {
 }
 
 fn not_started(process: ProcessNumber) -> StepEnded {
-    over(process, StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 }, 0)
+    ended(process, StepEnd::NotStarted { part: StartPart::Cancelled, errno: 125 }, 0)
 }
 
 fn exited(finish: &FinishStep, left: u8) -> StepEnded {
-    over(finish.process, StepEnd::Exited(finish.status), u32::from(left))
+    ended(finish.process, StepEnd::Exited(finish.status), u32::from(left))
 }
 
-fn over(process: ProcessNumber, end: StepEnd, left: u32) -> StepEnded {
+fn ended(process: ProcessNumber, end: StepEnd, left: u32) -> StepEnded {
     let ran = FinishedProcess { ended: 0, log_len: 0, usage: None };
     StepEnded { process, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
 }

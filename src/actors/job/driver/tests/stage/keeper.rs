@@ -1,6 +1,6 @@
 //! The stage's keeper: performs requests, and ends processes.
 
-use super::{CloseRequest, Closed, Keeper, Stage, over};
+use super::{CloseRequest, Closed, Keeper, Stage, step_ended};
 
 impl Stage {
     /// Ends the running process. False if none runs.
@@ -8,13 +8,13 @@ impl Stage {
         let Some(keeper) = &mut self.keeper else { return false };
         let Some((process, closes)) = keeper.running.pop_first() else { return false };
         let code = self.codes.get(process as usize - 1).copied().unwrap_or_default();
-        let over = over(process, code, closes && code == 0);
-        keeper.over.push(over.clone());
-        if over.closes {
+        let ended = step_ended(process, code, closes && code == 0);
+        keeper.ended.push(ended.clone());
+        if ended.closes {
             keeper.closed = Some(Closed::default());
         }
-        if let Some(over) = self.driver.step_ended(over) {
-            self.ended = Some(over);
+        if let Some(ended) = self.driver.step_ended(ended) {
+            self.ended = Some(ended);
         }
         true
     }
