@@ -228,7 +228,7 @@ impl Machine {
 
     /// Completes the result of an attempt, and removes its files. Returns the result.
     fn close_attempt(&mut self, id: CallId, ending: Ending) -> StepResult {
-        let end = self.times.end();
+        let end = self.times.end_facts();
         let Some(call) = self.calls.get_mut(&id) else { return StepResult::default() };
         let (process, has_files) = match &call.work {
             Work::Running(leaf) => (call.process, leaf.has_files),

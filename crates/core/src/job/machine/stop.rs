@@ -355,7 +355,7 @@ impl Machine {
 
     /// Ends everything under way, the latest first. Returns the root's result.
     fn unwind(&mut self, outcome: StepOutcome) -> StepResult {
-        let end = self.times.end();
+        let end = self.times.end_facts();
         let mut root = StepResult::default();
         while let Some((id, mut call)) = self.calls.pop_last() {
             end.note(&mut call.result.facts);

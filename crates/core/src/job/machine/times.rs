@@ -61,8 +61,8 @@ impl Timeline {
     }
 
     /// Returns what is known of a step that ends now.
-    pub(super) fn end(&self) -> StepEnd {
-        StepEnd { time: self.wall(self.ended), log: self.log }
+    pub(super) fn end_facts(&self) -> EndFacts {
+        EndFacts { time: self.wall(self.ended), log: self.log }
     }
 
     /// Converts a time since boot to microseconds since the epoch.
@@ -72,14 +72,14 @@ impl Timeline {
     }
 }
 
-/// Time and place in the log of the end of a step.
+/// The facts of the end of a step: its time, and the length of the log then.
 #[derive(Clone, Copy)]
-pub(super) struct StepEnd {
+pub(super) struct EndFacts {
     time: Option<i64>,
     log: u64,
 }
 
-impl StepEnd {
+impl EndFacts {
     /// Adds the end to what is known of a step that had begun.
     pub(super) fn note(self, facts: &mut StepFacts) {
         facts.end = self.time.max(facts.start);
