@@ -1,7 +1,7 @@
 //! Delivery of the step results and events: [`TraceSink`] stores them, [`TraceFeed`] wakes followers, a [`TraceCursor`] reads.
 //!
-//! The order is fixed: results are appended to the job's `steps` file, and every follower reads it from the start
-//! (service.md §3.3).
+//! The order is fixed: results and events are appended to the job's `steps` file, and every follower reads it from the
+//! start (service.md §3.3).
 
 mod cursor;
 mod places;
@@ -235,7 +235,7 @@ fn lost(what: &str) -> Refusal {
     Refusal::new(Reason::DataLoss, format!("the step results cannot be read: {what}"))
 }
 
-/// The actor that appends results to the `steps` file.
+/// The actor that appends results and events to the `steps` file.
 pub(crate) struct TraceSink {
     feed: Arc<TraceFeed>,
     folder: JobFolder,

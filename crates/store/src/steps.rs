@@ -1,4 +1,5 @@
-//! The file `steps` of a job: one record per step result, read record by record, so a long file costs no memory.
+//! The file `steps` of a job: one record for each result and each event of a step. It is read record by record, so a long
+//! file costs no memory.
 
 use std::fs::File;
 use std::io;
