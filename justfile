@@ -1,4 +1,4 @@
-# What people run; `.ci/run` is the gate and calls the same commands.
+# Short names of the commands in CONTRIBUTING.md. `.ci/run` is the gate.
 
 # Format, lint, test: before every commit.
 check: fmt lint test
@@ -7,10 +7,10 @@ fmt:
     cargo fmt --all --check
 
 lint:
-    cargo clippy --all-targets -- --deny warnings
+    cargo clippy --locked --all-targets --test shows -- --deny warnings
 
 test:
-    cargo test
+    cargo test --features failpoints
 
 # The vectors of the specification only.
 vectors:
