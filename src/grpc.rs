@@ -14,6 +14,7 @@ mod peer;
 mod plain_log;
 mod reflection;
 pub(crate) mod server;
+mod sizes;
 mod status;
 mod v1;
 mod validate;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use imports::Imports;
 
 /// Modules that the root crate re-exports from the crates below it.
-const CRATES: [&str; 29] = [
+const CRATES: [&str; 30] = [
     "model",
     "ci",
     "error",
@@ -43,12 +43,13 @@ const CRATES: [&str; 29] = [
     "job",
     "plan",
     "queue",
+    "request",
     "variables",
 ];
 
 /// Allowed imports between modules of one crate: the crate's folder, the module, the modules that it can name. `*` is
 /// the rest of the crate.
-const INSIDE: [(&str, &str, &[&str]); 55] = [
+const INSIDE: [(&str, &str, &[&str]); 56] = [
     ("model", "error", &[]),
     ("model", "*", &[]),
     ("log", "journal", &[]),
@@ -56,7 +57,8 @@ const INSIDE: [(&str, &str, &[&str]); 55] = [
     ("client", "net", &[]),
     ("client", "*", &["net"]),
     ("core", "queue", &[]),
-    ("core", "variables", &[]),
+    ("core", "request", &[]),
+    ("core", "variables", &["request"]),
     ("core", "config", &["variables"]),
     ("core", "plan", &[]),
     ("core", "job", &["config", "plan"]),
@@ -112,7 +114,19 @@ const INSIDE: [(&str, &str, &[&str]); 55] = [
 
 /// Returns which other modules each module of the root crate can name.
 fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
-    let pure = ["model", "lang", "log", "journal", "queue", "variables", "config", "plan", "job", "clock"];
+    let pure = [
+        "model",
+        "lang",
+        "log",
+        "journal",
+        "queue",
+        "request",
+        "variables",
+        "config",
+        "plan",
+        "job",
+        "clock",
+    ];
     let io = [
         &pure[..],
         &["process", "keeper", "store", "web", "oci", "fetch", "error", "files", "failpoint", "threads"],

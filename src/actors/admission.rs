@@ -10,7 +10,6 @@ use std::sync::{Arc, Weak};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use super::handle::RunRequest;
 use super::labels::MaskedLabels;
 use super::left_over::LeftOvers;
 use super::limits::JobLimits;
@@ -30,7 +29,8 @@ use crate::log::mask::{Masker, PhraseSet};
 use crate::model::{JobId, Reason, Refusal};
 use crate::process::limiter::refused_value;
 use crate::queue;
-use crate::store::{JobFolder, JobRecord, RequestOrigin};
+use crate::request::{RequestOrigin, Run, RunEnvironment};
+use crate::store::{JobFolder, JobRecord};
 use crate::threads::{self, Work};
 use crate::variables::{self, Base, FileVariable, LogLevel, Service, VariableError};
 
@@ -162,8 +162,8 @@ pub(super) struct Share {
 }
 
 impl Share {
-    fn new(variables: &variables::Request, ci_job: &str, size: usize) -> Self {
-        let variables = variables.job.as_ref().map_or(&[][..], |job| &job.variables);
+    fn new(environment: &RunEnvironment, ci_job: &str, size: usize) -> Self {
+        let variables = environment.variables();
         // If a name occurs several times, the last entry counts.
         let value =
             |key| variables.iter().rev().find(|variable| variable.key == key).map(|v| v.value.as_str());
@@ -235,18 +235,18 @@ async fn is_directory(path: PathBuf, caller: Weak<()>) -> bool {
 
 /// Checks a request as far as possible without the disk.
 pub(super) fn prepare(
-    request: RunRequest,
+    request: Run,
     context: &DaemonContext,
     folder: JobFolder,
     registered: i64,
 ) -> Result<Prepared, Refusal> {
-    let RunRequest {
+    let Run {
         id,
         digest,
         size,
         origin,
         labels,
-        variables,
+        environment,
         steps,
         file,
         inputs,
@@ -266,14 +266,14 @@ pub(super) fn prepare(
         )
         .about(format!("limits.{limit}")));
     }
-    let mut share = Share::new(&variables, &labels.ci_job, size);
+    let mut share = Share::new(&environment, &labels.ci_job, size);
     let own = |name| folder.path(name).to_string_lossy().into_owned();
     let service = rules(origin);
     let vars_dir = match service {
         Service::V1 => own("vars"),
         Service::Proto => context.vars_dir(&id),
     };
-    let mut vars = variables::prepare(&variables, service, &context.base, &vars_dir)
+    let mut vars = variables::prepare(&environment, service, &context.base, &vars_dir)
         .map_err(|e| variable_refusal(&e))?;
     let config = context.config();
     if config.mask_json_members {
@@ -285,7 +285,7 @@ pub(super) fn prepare(
         .map_err(|e| Refusal::caused(Reason::TooLarge, &e).about("masking"))?;
     let mut redactor = Redactor::new(phrase_set.clone());
     let labels = MaskedLabels::new(labels, &mut redactor);
-    let work_dir_field = work_dir_field(&variables);
+    let work_dir_field = work_dir_field(&environment);
     let given = vars.work_dir.or_else(|| context.work_dir.clone().filter(|_| service == Service::Proto));
     let own_work_dir = given.is_none();
     let work_dir = given.unwrap_or_else(|| own("work"));
@@ -355,10 +355,10 @@ pub(super) fn prepare(
 }
 
 /// Returns the field that names the working directory, as `steprunner.v1` has it; empty if none does.
-fn work_dir_field(variables: &variables::Request) -> &'static str {
-    if variables.job.as_ref().is_some_and(|job| !job.build_dir.is_empty()) {
+fn work_dir_field(environment: &RunEnvironment) -> &'static str {
+    if environment.job.as_ref().is_some_and(|job| !job.build_dir.is_empty()) {
         "job.build_dir"
-    } else if variables.work_dir.is_empty() {
+    } else if environment.work_dir.is_empty() {
         ""
     } else {
         "work_dir"

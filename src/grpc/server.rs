@@ -14,6 +14,7 @@ use tonic_health::server::HealthReporter;
 use super::calls::JobCalls;
 use super::intake::{Intake, Room};
 use super::peer::CallerRights;
+use super::sizes::MAX_REQUEST;
 use super::{compatible, draft, reflection, v1};
 use crate::actors::handle::JobsHandle;
 use crate::config::Reflection;
@@ -21,9 +22,6 @@ use crate::model::{Reason, Refusal};
 use crate::pb::compatible::service::step_runner_server::StepRunnerServer as CompatibleServer;
 use crate::pb::v0::step_runner_server::StepRunnerServer as DraftServer;
 use crate::pb::v1::step_runner_server::StepRunnerServer;
-
-/// Maximum size of a request in bytes (service.md §1.1).
-pub(super) const MAX_REQUEST: usize = 32 << 20;
 
 /// Maximum size of a response in bytes, above every limit of ours. The code that makes messages keeps them below the
 /// clients' default limit (service.md §1.1).

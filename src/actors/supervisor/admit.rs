@@ -22,7 +22,8 @@ use crate::files::Shortage;
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{KeeperError, RegisterJob, Reply, Request};
 use crate::model::{JobKey, Reason, Refusal, text};
-use crate::store::{self, JobFolder, RequestOrigin, StoreError};
+use crate::request::RequestOrigin;
+use crate::store::{self, JobFolder, StoreError};
 
 /// Liveness of the call that asked: dead when the call is over.
 pub(in crate::actors) type Caller = std::sync::Weak<()>;
