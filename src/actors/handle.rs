@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use actix::Addr;
 
-use super::admission::{self, DaemonContext};
+use super::admission::{self, Admit};
+use super::context::DaemonContext;
 use super::deliver;
 use super::followers::out_of_descriptors;
-use super::job::WatchUnfinished;
 use super::left_over::LeftOver;
 use super::log_sink::LogCursor;
+use super::messages::{CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, WatchUnfinished};
 use super::redact::{Redactor, UnmaskedRefusal};
 use super::registry::{Registry, Reserve};
-use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
+use super::supervisor::{RecoveryError, Supervisor, SupervisorEnd, SupervisorParts};
 use super::trace_sink::{EventCursor, TraceCursor};
 use super::view::{JobStatus, JobView};
 use crate::clock;
@@ -52,13 +53,20 @@ async fn masked(refusal: UnmaskedRefusal, mut redactor: Redactor) -> Refusal {
 /// Handle to all jobs. Clones share them.
 #[derive(Clone)]
 pub struct JobsHandle {
-    pub(super) registry: Arc<Registry>,
-    pub(super) supervisor: Addr<Supervisor>,
-    pub(super) context: Arc<DaemonContext>,
-    pub(super) state: StateDir,
+    registry: Arc<Registry>,
+    supervisor: Addr<Supervisor>,
+    context: Arc<DaemonContext>,
+    state: StateDir,
 }
 
 impl JobsHandle {
+    /// Reads the state folder, takes up the jobs that go on, and starts the supervisor. No call is answered before that.
+    pub async fn start_recovered(parts: SupervisorParts) -> Result<(Self, SupervisorEnd), RecoveryError> {
+        let (registry, state) = (Arc::<Registry>::default(), parts.state.clone());
+        let (supervisor, context, ended) = Supervisor::start_recovered(parts, Arc::clone(&registry)).await?;
+        Ok((Self { registry, supervisor, context, state }, ended))
+    }
+
     /// Compares a request with the job that has its id; `None` if there is none. Warns of other content.
     pub(crate) fn registered(&self, id: &JobId, digest: &[u8; 32]) -> Option<Registered> {
         self.registry.present(id).map(|view| compare(&view, digest))

@@ -15,10 +15,10 @@ use tokio::time::Instant;
 
 use super::deliver;
 use super::host::{Host, Started};
-use super::job::{KeeperEvent, KeeperEventArrived};
+use super::messages::{KeeperEvent, KeeperEventArrived, KeeperGone};
 use super::registry::Registry;
 use super::remembered::MAX_REMEMBERED;
-use super::supervisor::{KeeperGone, Supervisor};
+use super::supervisor::Supervisor;
 use crate::config::{CgroupUse, Config, Leftover};
 use crate::error::Chain;
 use crate::keeper::link::{KeeperLink, KeeperWire, LinkError};

@@ -6,7 +6,7 @@ use prost_types::value::Kind as PbKind;
 
 use crate::actors::left_over::LeftOver;
 use crate::actors::log_sink::LogPart;
-use crate::actors::trace_sink::{StepEvent, StoredKind};
+use crate::actors::stored::{StepEvent, StoredKind};
 use crate::actors::view::JobStatus;
 use crate::clock;
 use crate::model::{

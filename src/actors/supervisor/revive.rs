@@ -8,9 +8,11 @@ use actix::{ActorFuture, ActorFutureExt, AsyncContext, WrapFuture};
 use super::Supervisor;
 use super::loading::{NotLoaded, PendingReplay, ResumedJob, load};
 use crate::actors::deliver;
-use crate::actors::job::{Defect, JobActor, KeeperEventArrived, KeeperLost};
+use crate::actors::job::JobActor;
 use crate::actors::log_sink::{LogFeed, LogSink};
-use crate::actors::trace_sink::{StoredKind, TraceFeed};
+use crate::actors::messages::{Defect, KeeperEventArrived, KeeperLost};
+use crate::actors::stored::StoredKind;
+use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{FilesState, JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
@@ -193,7 +195,7 @@ impl Supervisor {
 
 #[cfg(test)]
 mod tests {
-    use crate::actors::admission::HEAD_FORMAT;
+    use crate::actors::spec::HEAD_FORMAT;
     use crate::job::record;
     use crate::keeper::protocol::PROTOCOL_VERSION;
 

@@ -1,11 +1,11 @@
 //! A job that waits for its slot (docs/spec/queue.md §5). No step of it has run, so it survives its keeper: the next
 //! one takes it. Requests to a job that no keeper holds wait here.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::phase::Phase;
 use super::{CancelAsk, Driver, Reaction};
+use crate::actors::messages::{NotRegistered, RegisteredRequest};
 
 /// Limit on keepers that die in a row. So many deaths are no coincidence.
 pub(super) const MAX_DIED: u32 = 5;
@@ -19,26 +19,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// … up to this limit.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-
-/// A job's request, in the form that the keeper holds.
-#[derive(Clone, Default)]
-pub(in crate::actors) struct RegisteredRequest {
-    /// First event of the record.
-    pub(in crate::actors) head: Arc<[u8]>,
-    /// See [`Brief`](crate::actors::admission::Brief).
-    pub(in crate::actors) brief: Arc<[u8]>,
-}
-
-/// Reason why no keeper has taken a waiting job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::actors) enum NotRegistered {
-    /// The next keeper died too; the report of that is under way.
-    Died,
-    /// Temporary: processes, memory or descriptors are used up, or the keeper is silent.
-    NotNow,
-    /// Permanent: no keeper can be started, or the keeper refuses the job.
-    Impossible,
-}
 
 /// Next act of the actor after a keeper did not take the job.
 #[derive(Debug, PartialEq, Eq)]
