@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::Addr;
+use actix::Recipient;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
@@ -18,7 +18,6 @@ use super::host::{Host, Started};
 use super::messages::{KeeperEvent, KeeperEventArrived, KeeperGone};
 use super::registry::Registry;
 use super::remembered::MAX_REMEMBERED;
-use super::supervisor::Supervisor;
 use crate::config::{CgroupUse, Config, Leftover};
 use crate::error::Chain;
 use crate::keeper::link::{KeeperLink, KeeperWire, LinkError};
@@ -217,7 +216,7 @@ impl KeeperPort {
     }
 
     /// Returns the keeper; starts one if there is none.
-    pub(super) async fn get(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
+    pub(super) async fn get(&self, supervisor: &Recipient<KeeperGone>) -> Result<Keeper, KeeperProblem> {
         let mut keeper = self.keeper.lock().await;
         self.end_cut_off(&mut keeper).await?;
         if let Some(keeper) = &*keeper {
@@ -239,7 +238,7 @@ impl KeeperPort {
         Ok(new)
     }
 
-    async fn start(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
+    async fn start(&self, supervisor: &Recipient<KeeperGone>) -> Result<Keeper, KeeperProblem> {
         let Started { wire, process } =
             self.host.start_keeper(&self.state, cgroup_mode(self.config().cgroup))?;
         self.starting.set(process);
@@ -256,7 +255,7 @@ impl KeeperPort {
     /// [`Self::release`].
     pub(super) async fn find(
         &self,
-        supervisor: &Addr<Supervisor>,
+        supervisor: &Recipient<KeeperGone>,
     ) -> Result<Option<(Keeper, Holdings)>, KeeperProblem> {
         let begun = Instant::now();
         let until = begun + find_time(&self.config());
@@ -314,7 +313,7 @@ impl KeeperPort {
     async fn greet(
         &self,
         wire: KeeperWire,
-        supervisor: &Addr<Supervisor>,
+        supervisor: &Recipient<KeeperGone>,
     ) -> Result<(Keeper, Holdings), KeeperProblem> {
         let (registry, early) = (Arc::clone(&self.registry), Rc::clone(&self.early));
         let supervisor = supervisor.clone();

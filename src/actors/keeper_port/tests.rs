@@ -26,6 +26,7 @@ mod silent {
 
     use super::super::silence::{ANSWER_TIME, BYE_TIME, WAKE_AFTER};
     use super::*;
+    use crate::actors::supervisor::Supervisor;
     use crate::keeper::protocol::ToKeeper;
     use crate::model::ProcessInfo;
     use crate::process::remains::Remains;
@@ -135,7 +136,7 @@ mod silent {
     struct Scene {
         port: KeeperPort,
         host: Arc<Silent>,
-        supervisor: Addr<Supervisor>,
+        supervisor: Recipient<KeeperGone>,
         begun: Instant,
         _dir: tempfile::TempDir,
     }
@@ -149,7 +150,7 @@ mod silent {
             let port = KeeperPort::new(state, Arc::default(), Arc::default(), false, Arc::clone(&host) as _)
                 .unwrap();
             // Nobody reads this mailbox.
-            let supervisor = Context::<Supervisor>::new().address();
+            let supervisor = Context::<Supervisor>::new().address().recipient();
             Self { port, host, supervisor, begun: Instant::now(), _dir: dir }
         }
 

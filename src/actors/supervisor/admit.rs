@@ -121,7 +121,7 @@ impl Supervisor {
         let port = self.port.clone();
         Box::pin(async move {
             port.answers().await?;
-            let keeper = port.get(&me).await?;
+            let keeper = port.get(&me.clone().recipient()).await?;
             let admit = Box::new(admit);
             me.send(AdmitWith { keeper, admit }).await.map_err(|_| Refusal::stopping())?
         })

@@ -61,10 +61,10 @@ impl Handler<Recover> for Supervisor {
     type Result = ResponseActFuture<Self, Result<(), RecoveryError>>;
 
     fn handle(&mut self, _: Recover, ctx: &mut Context<Self>) -> Self::Result {
-        let (asked, port) = (ctx.address(), self.port.clone());
+        let (me, port) = (ctx.address().recipient(), self.port.clone());
         let find = async move {
             loop {
-                let Some((keeper, holdings)) = port.find(&asked).await? else {
+                let Some((keeper, holdings)) = port.find(&me).await? else {
                     return Ok((None, ResumedJobs::new(), vec![]));
                 };
                 match take_all(&port, &keeper, holdings.jobs).await {

@@ -188,7 +188,7 @@ impl Handler<RegisterAgain> for Supervisor {
         ctx: &mut Context<Self>,
     ) -> Self::Result {
         failpoint::hit("actors::supervisor::hold_again");
-        let (port, me) = (self.port.clone(), ctx.address());
+        let (port, me) = (self.port.clone(), ctx.address().recipient());
         Box::pin(async move {
             let keeper = port.get(&me).await?;
             let hold = super::admit::register_request(&shell, key, &keeper, &request, tag, log_len);
