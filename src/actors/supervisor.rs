@@ -10,10 +10,12 @@ mod admit;
 mod loading;
 mod places;
 mod recover;
+mod refusals;
 mod remove;
 mod revive;
 mod shutdown;
 mod slots;
+mod times;
 mod usages;
 
 use std::collections::{BTreeMap, VecDeque};

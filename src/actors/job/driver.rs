@@ -37,7 +37,7 @@ pub(super) use events::{DeferredInput, EventReaction, RecordToSend, RecordedMach
 pub(in crate::actors) use numbering::PerformedEffects;
 pub(super) use waiting::{NextAttempt, WaitingRequests};
 
-use crate::actors::messages::{CancelAsk, RegisteredRequest};
+use crate::actors::messages::{CancelAsk, NotRegistered, RegisteredRequest};
 use crate::actors::sync_group::NotSynced;
 use crate::job::effect::Effect;
 use crate::job::event::{CallId, Event, TimerId};
@@ -272,6 +272,35 @@ impl Driver {
                 KeeperLoss::Interrupt
             }
             Phase::Closed(_) | Phase::Published => KeeperLoss::Nothing,
+        }
+    }
+
+    /// Takes the answer that no keeper holds the waiting job.
+    pub(super) fn not_registered(&mut self, reason: NotRegistered) -> NextAttempt {
+        let Phase::Waiting(waiting) = &mut self.phase else { return NextAttempt::Nothing };
+        let next = waiting.next_attempt(reason);
+        if next == NextAttempt::Interrupt {
+            self.interrupt();
+        }
+        next
+    }
+
+    /// Takes the answer that a keeper holds the waiting job again. Returns the requests that have waited for it; `None`
+    /// if the job does not wait any more.
+    pub(super) fn registered_again(&mut self) -> Option<WaitingRequests> {
+        let Phase::Waiting(waiting) = &mut self.phase else { return None };
+        Some(waiting.registered_again())
+    }
+
+    /// Ends the job now if it should end and no keeper is available. While an attempt is under way, its answer
+    /// decides.
+    fn end_without_keeper(&mut self) -> Reaction {
+        match &self.phase {
+            Phase::Waiting(waiting) if waiting.is_paused() => {
+                self.interrupt();
+                Reaction::Interrupt
+            }
+            _ => Reaction::Nothing,
         }
     }
 

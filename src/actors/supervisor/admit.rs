@@ -1,11 +1,11 @@
 //! Admission: from a checked request to a registered job (service.md §3.1, order of work).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix::{Addr, AsyncContext, Context, Handler, Message, ResponseFuture};
 
 use super::places::Placed;
+use super::refusals::{RETRY, refusal, store_refusal};
 use super::remove::request_digest;
 use super::{Stop, Supervisor};
 use crate::actors::admission::{Admit, Caller, PreparedJob};
@@ -25,10 +25,7 @@ use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{KeeperError, RegisterJob, Reply, Request};
 use crate::model::{JobKey, Reason, Refusal, text};
 use crate::request::RequestOrigin;
-use crate::store::{self, JobFolder, StoreError};
-
-/// Suggested delay before a client retries a temporary refusal.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
+use crate::store::{self, JobFolder};
 
 /// A job that the keeper was asked to take.
 struct AskedJob {
@@ -351,13 +348,4 @@ fn not_registered(error: &LinkError) -> Refusal {
         | LinkError::Refused(KeeperError::UnknownJob) => Reason::KeeperUnavailable,
     };
     refusal(reason, format!("the keeper did not take the job: {}", Chain(error)))
-}
-
-pub(super) fn store_refusal(error: &StoreError) -> Refusal {
-    refusal(error.reason(), Chain(error).to_string())
-}
-
-/// Builds a refusal, with a retry delay if a retry may help.
-pub(super) fn refusal(reason: Reason, text: String) -> Refusal {
-    Refusal { retry_after: reason.may_pass().then_some(RETRY), ..Refusal::new(reason, text) }
 }

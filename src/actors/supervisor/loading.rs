@@ -13,7 +13,7 @@ use actix::{ActorFutureExt, Context, WrapFuture};
 use tokio::sync::oneshot;
 
 use super::Supervisor;
-use super::revive::Start;
+use super::times::Start;
 use crate::actors::job::{JobActor, JobParts, PerformedEffects, Replay, Reports, ResumedState};
 use crate::actors::keeper_port::{Keeper, KeeperPort};
 use crate::actors::messages::{RegisteredRequest, ToSupervisor};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Supervisor;
-use super::admit::{refusal, store_refusal};
+use super::refusals::{refusal, store_refusal};
 use super::remove::request_digest;
 use crate::actors::admission::PreparedJob;
 use crate::actors::left_over::LeftOvers;

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::Supervisor;
 use super::loading::{PendingReplay, ResumedJob, START_WAIT, take_all};
-use super::revive::{Start, Times, before_start};
+use super::times::{Start, Times, before_start};
 use crate::actors::deliver;
 use crate::actors::host::Host;
 use crate::actors::job::JobActor;

@@ -9,7 +9,7 @@ use actix::Context;
 use sha2::{Digest, Sha256};
 
 use super::Supervisor;
-use super::admit::RETRY;
+use super::refusals::RETRY;
 use crate::actors::context::DaemonContext;
 use crate::actors::deliver;
 use crate::actors::keeper_port::KeeperPort;

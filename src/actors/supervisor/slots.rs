@@ -4,7 +4,7 @@ use std::io;
 
 use actix::{AsyncContext, Context, Handler, ResponseFuture};
 
-use super::admit::RETRY;
+use super::refusals::RETRY;
 use super::{Stop, Supervisor};
 use crate::actors::admission::PreparedJob;
 use crate::actors::deliver;
