@@ -4,6 +4,8 @@
 
 #[path = "support/imports.rs"]
 mod imports;
+#[path = "layering/rooms.rs"]
+mod rooms;
 #[path = "support/source.rs"]
 mod source;
 
