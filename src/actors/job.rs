@@ -2,11 +2,11 @@
 //! returns (docs/internals/architecture.md).
 //!
 //! It owns the job's connections to others: the link to the keeper, the step's actor, the sinks, the view, the folder and
-//! the timers. It decides nothing about the job itself. It gets [`Begin`], [`CancelAsk`], [`KeeperEventArrived`] and [`KeeperLost`] from the supervisor and the keeper's
-//! connection, and `StepDone` from its step. It sends requests to the keeper, results to the [`TraceSink`], state to
-//! the [`JobView`] and `JobEnded` to the supervisor. The keeper records every event before it performs the event's effects:
-//! both go over the same connection, in order. What the actor itself does for an event, such as storing a result, may come
-//! first: the keeper's reports let a next daemon repeat such an event.
+//! the timers. It decides nothing about the job itself. It gets [`Begin`], [`CancelAsk`], [`KeeperEventArrived`] and
+//! `KeeperLost` from the supervisor and the keeper's connection, and `StepDone` from its step. It sends requests to the
+//! keeper, results to the [`TraceSink`], state to the [`JobView`] and `JobEnded` to the supervisor. The keeper records
+//! every event before it performs the event's effects: both go over the same connection, in order. What the actor itself
+//! does for an event, such as storing a result, may come first: the keeper's reports let a next daemon repeat such an event.
 
 mod current;
 mod driver;

@@ -1,10 +1,9 @@
 //! The supervisor: the only actor that admits and removes jobs.
 //!
-//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, `AdmitWith`, `AdmitRegistered` and `BeginNext` from its own
-//! admissions, [`JobEnded`] and [`JobBroken`] from jobs,
-//! [`KeeperGone`] from the keeper's connection, [`Shutdown`] from the program, and its own reaper tick. It keeps no
-//! state of a job: that is in the [`Registry`] and in the job's actor. Long work runs outside its mailbox, so a slow
-//! job delays no other.
+//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, `AdmitWith`, `AdmitRegistered` and `BeginNext` from
+//! its own admissions, [`JobEnded`] and [`JobBroken`] from jobs, [`KeeperGone`] from the keeper's connection, `Shutdown`
+//! from the program, and its own reaper tick. It keeps no state of a job: that is in the [`Registry`] and in the job's
+//! actor. Long work runs outside its mailbox, so a slow job delays no other.
 
 mod admit;
 mod loading;
