@@ -18,7 +18,7 @@ pub use step_runner_agent as agent;
 pub use step_runner_ci as ci;
 pub use step_runner_client as client;
 pub use step_runner_client::net;
-pub use step_runner_core::{config, job, plan, queue, variables};
+pub use step_runner_core::{config, job, plan, queue, request, variables};
 use step_runner_custom_executor as custom_executor;
 pub use step_runner_insight as insight;
 pub use step_runner_keeper as keeper;

@@ -11,9 +11,8 @@ use libfuzzer_sys::fuzz_target;
 use step_runner::journal::event::Event;
 use step_runner::journal::{append_record, encode};
 use step_runner::model::{JobId, ProcessInfo};
-use step_runner::store::{
-    Found, JobRecord, OpenError, RequestOrigin, RecordedLimits, StateDir, close_interrupted,
-};
+use step_runner::request::RequestOrigin;
+use step_runner::store::{Found, JobRecord, OpenError, RecordedLimits, StateDir, close_interrupted};
 
 /// Returns the content for a file: none, the valid content, the valid content truncated, overwritten in part or
 /// extended, or arbitrary bytes.

@@ -4,33 +4,29 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::Addr;
-use indexmap::IndexMap;
 
-use super::admission::{self, DaemonContext};
+use super::admission::{self, Admit};
+use super::context::DaemonContext;
 use super::deliver;
 use super::followers::out_of_descriptors;
-use super::job::WatchUnfinished;
 use super::left_over::LeftOver;
 use super::log_sink::LogCursor;
+use super::messages::{CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, WatchUnfinished};
 use super::redact::{Redactor, UnmaskedRefusal};
 use super::registry::{Registry, Reserve};
-use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
+use super::supervisor::{RecoveryError, Supervisor, SupervisorEnd, SupervisorParts};
 use super::trace_sink::{EventCursor, TraceCursor};
 use super::view::{JobStatus, JobView};
 use crate::clock;
 use crate::config::{Config, JobLogFormat};
 use crate::lang::document;
-use crate::lang::value::Value;
-use crate::model::{JobId, JobState, Reason, Refusal, ResourceLimits};
-use crate::store::{LogLost, RequestOrigin, StateDir};
+use crate::model::{JobId, JobState, Reason, Refusal};
+use crate::request::{RequestOrigin, Run};
+use crate::store::{LogLost, StateDir};
 use crate::threads::{self, Work};
-use crate::variables;
-
-/// Size in bytes above which a request is decoded on another thread.
-pub(crate) const LARGE_REQUEST: usize = 64 << 10;
 
 /// Largest request, in bytes, that the actors' thread itself checks, in about a millisecond …
 const SMALL_REQUEST: usize = 16 << 10;
@@ -45,62 +41,6 @@ const USAGE_EVERY: Duration = Duration::from_millis(500);
 /// Maximum number of jobs whose resource use is read for one Status call.
 const MOST_USAGES: usize = 64;
 
-/// A request to run a job, with its shape checked. It holds secrets, so it has no `Debug`.
-pub struct RunRequest {
-    /// The id.
-    pub id: JobId,
-    /// Digest of the request's bytes.
-    pub digest: [u8; 32],
-    /// Length of the request in bytes.
-    pub size: usize,
-    /// The service through which it came; its rules apply.
-    pub origin: RequestOrigin,
-    /// Facts for the operator's log.
-    pub labels: RequestLabels,
-    /// Environment, variables, directories, masking.
-    pub variables: variables::Request,
-    /// Text of the steps.
-    pub steps: String,
-    /// Name of the document; an absolute path is the base of relative references.
-    pub file: Option<String>,
-    /// Inputs of the root.
-    pub inputs: IndexMap<String, Value>,
-    /// Time limit of the job.
-    pub timeout: Option<Duration>,
-    /// Upper bound of the grace of a cancel.
-    pub cancel_grace: Option<Duration>,
-    /// Limit of the cleanup after a stop; `None`: the setting.
-    pub cleanup_timeout: Option<Duration>,
-    /// True if a failing line ends every script whose step does not say otherwise.
-    pub errexit: bool,
-    /// True if the log is to have marks around each step of the root (service.md §3.1).
-    pub trace_sections: bool,
-    /// Resource limits of the job.
-    pub limits: ResourceLimits,
-}
-
-/// Facts about a request for the line `job registered` of the operator's log.
-#[derive(Debug, Default)]
-pub struct RequestLabels {
-    /// `job_id` of the request.
-    pub ci_job: String,
-    /// `pipeline_id` of the request.
-    pub pipeline: String,
-    /// The process that sent it, if known.
-    pub peer: Option<String>,
-    /// Time of its arrival.
-    pub received: Option<Instant>,
-}
-
-impl RunRequest {
-    /// Total size of the values that it wants masked.
-    fn phrase_bytes(&self) -> usize {
-        let variables = self.variables.job.iter().flat_map(|job| &job.variables);
-        let masked = variables.filter(|variable| variable.masked).map(|variable| variable.value.len());
-        masked.chain(self.variables.masking.phrases.iter().map(String::len)).sum()
-    }
-}
-
 /// Masks a refusal with the phrases of its request, on another thread if they are many.
 async fn masked(refusal: UnmaskedRefusal, mut redactor: Redactor) -> Refusal {
     if redactor.is_ready() {
@@ -113,13 +53,20 @@ async fn masked(refusal: UnmaskedRefusal, mut redactor: Redactor) -> Refusal {
 /// Handle to all jobs. Clones share them.
 #[derive(Clone)]
 pub struct JobsHandle {
-    pub(super) registry: Arc<Registry>,
-    pub(super) supervisor: Addr<Supervisor>,
-    pub(super) context: Arc<DaemonContext>,
-    pub(super) state: StateDir,
+    registry: Arc<Registry>,
+    supervisor: Addr<Supervisor>,
+    context: Arc<DaemonContext>,
+    state: StateDir,
 }
 
 impl JobsHandle {
+    /// Reads the state folder, takes up the jobs that go on, and starts the supervisor. No call is answered before that.
+    pub async fn start_recovered(parts: SupervisorParts) -> Result<(Self, SupervisorEnd), RecoveryError> {
+        let (registry, state) = (Arc::<Registry>::default(), parts.state.clone());
+        let (supervisor, context, ended) = Supervisor::start_recovered(parts, Arc::clone(&registry)).await?;
+        Ok((Self { registry, supervisor, context, state }, ended))
+    }
+
     /// Compares a request with the job that has its id; `None` if there is none. Warns of other content.
     pub(crate) fn registered(&self, id: &JobId, digest: &[u8; 32]) -> Option<Registered> {
         self.registry.present(id).map(|view| compare(&view, digest))
@@ -131,7 +78,7 @@ impl JobsHandle {
     }
 
     /// Registers a job. Idempotent by id; concurrent calls are serialised.
-    pub async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
+    pub async fn run(&self, request: Run) -> Result<(), Refusal> {
         let reservation = loop {
             match self.registry.reserve(&request.id) {
                 Reserve::Registered(view) => {

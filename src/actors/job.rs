@@ -2,11 +2,11 @@
 //! returns (docs/internals/architecture.md).
 //!
 //! It owns the job's connections to others: the link to the keeper, the step's actor, the sinks, the view, the folder and
-//! the timers. It decides nothing about the job itself. It gets [`Begin`], [`CancelAsk`], [`KeeperEventArrived`] and [`KeeperLost`] from the supervisor and the keeper's
-//! connection, and `StepDone` from its step. It sends requests to the keeper, results to the [`TraceSink`], state to
-//! the [`JobView`] and `JobEnded` to the supervisor. The keeper records every event before it performs the event's effects:
-//! both go over the same connection, in order. What the actor itself does for an event, such as storing a result, may come
-//! first: the keeper's reports let a next daemon repeat such an event.
+//! the timers. It decides nothing about the job itself. It gets [`Begin`], [`CancelAsk`], [`KeeperEventArrived`] and
+//! `KeeperLost` from the supervisor and the keeper's connection, and `StepDone` from its step. It sends requests to the
+//! keeper, results to the [`TraceSink`], state to the [`JobView`] and `JobEnded` to the supervisor. The keeper records
+//! every event before it performs the event's effects: both go over the same connection, in order. What the actor itself
+//! does for an event, such as storing a result, may come first: the keeper's reports let a next daemon repeat such an event.
 
 mod current;
 mod driver;
@@ -16,38 +16,37 @@ mod fetch;
 mod handled_event;
 mod waiting;
 
-pub(super) use driver::{
-    CancelAsk, EndedStep, NotRegistered, PerformedEffects, RegisteredRequest, Reports, ResumedState,
-};
-pub(super) use effects::StepDone;
-pub(super) use ending::StorageLost;
-pub(super) use waiting::KeeperLost;
+pub(super) use driver::{PerformedEffects, Reports, ResumedState};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, SpawnHandle};
+use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Recipient, SpawnHandle};
 
-use super::admission::{DaemonContext, JobActorSpec};
+use super::context::DaemonContext;
 use super::deliver;
 use super::labels;
 use super::log_sink::LogSink;
+use super::messages::{
+    Abandon, Begin, CancelAsk, Defect, Ended, JobBroken, KeeperEvent, KeeperEventArrived, RegisteredRequest,
+    ToSupervisor, WatchUnfinished,
+};
 use super::redact::Redactor;
-use super::step::{Ended, StepActor};
-use super::supervisor::{JobBroken, Supervisor};
-use super::trace_sink::{Encode, TraceSink};
+use super::spec::JobActorSpec;
+use super::stored::Encode;
+use super::trace_sink::TraceSink;
 use super::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::event::{CallId, Event, ProcessNumber};
+use crate::job::event::{Event, ProcessNumber};
 use crate::job::machine::Machine;
 use crate::job::reaper::Moment;
 use crate::job::record::Recorder;
 use crate::journal::event as journal;
 use crate::keeper::link::KeeperLink;
-use crate::keeper::protocol::{Closed, Request, StepEnded};
+use crate::keeper::protocol::Request;
 use crate::model::{CancelCause, JobKey, JobState};
 use crate::store::{JobFolder, file_vars};
 use crate::threads::{self, Work};
@@ -76,7 +75,7 @@ pub(super) struct JobParts {
     pub(super) context: Arc<DaemonContext>,
     pub(super) folder: JobFolder,
     pub(super) link: KeeperLink,
-    pub(super) supervisor: Addr<Supervisor>,
+    pub(super) supervisor: ToSupervisor,
     pub(super) machine: Machine,
     pub(super) redactor: Redactor,
     pub(super) shell: JobActorSpec,
@@ -101,7 +100,7 @@ pub(crate) struct JobActor {
     context: Arc<DaemonContext>,
     folder: JobFolder,
     link: KeeperLink,
-    supervisor: Addr<Supervisor>,
+    supervisor: ToSupervisor,
     driver: Driver,
     redactor: Redactor,
     shell: JobActorSpec,
@@ -109,7 +108,7 @@ pub(crate) struct JobActor {
     trace_sink: Addr<TraceSink>,
     encode: Encode,
     /// The actors of the processes under way.
-    steps: BTreeMap<ProcessNumber, Addr<StepActor>>,
+    steps: BTreeMap<ProcessNumber, Recipient<Ended>>,
     /// Starts that other threads prepare.
     starting: BTreeMap<ProcessNumber, GivenUp>,
     /// The fetches of functions under way.
@@ -297,17 +296,9 @@ impl Actor for JobActor {
 impl Drop for JobActor {
     fn drop(&mut self) {
         if !self.driver.is_published() {
-            deliver(&self.supervisor, JobBroken(self.view.id.clone()));
+            deliver(&self.supervisor.broken, JobBroken(self.view.id.clone()));
         }
     }
-}
-
-/// Starts the job: it has its slot.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct Begin {
-    /// True if it had to wait for the slot.
-    pub(super) has_waited: bool,
 }
 
 impl Handler<Begin> for JobActor {
@@ -323,11 +314,6 @@ impl Handler<Begin> for JobActor {
     }
 }
 
-/// Ends the actor of a job that the keeper did not take. No client learns of such a job.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct Abandon;
-
 impl Handler<Abandon> for JobActor {
     type Result = ();
 
@@ -335,10 +321,6 @@ impl Handler<Abandon> for JobActor {
         self.driver.abandon();
         ctx.stop();
     }
-}
-
-impl Message for CancelAsk {
-    type Result = ();
 }
 
 impl Handler<CancelAsk> for JobActor {
@@ -349,19 +331,6 @@ impl Handler<CancelAsk> for JobActor {
         self.cancel(ask, ctx);
     }
 }
-
-/// An event that the keeper reports about a job.
-pub(super) enum KeeperEvent {
-    StepEnded(StepEnded),
-    /// Nothing is left of what this step waits for.
-    Cleared(CallId),
-    Closed(Closed),
-}
-
-/// Delivers a keeper event to the job.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct KeeperEventArrived(pub(super) KeeperEvent);
 
 impl Handler<KeeperEventArrived> for JobActor {
     type Result = ();
@@ -390,12 +359,6 @@ impl Handler<KeeperEventArrived> for JobActor {
     }
 }
 
-/// Makes the keeper report unfinished lines. A keeper that does not hold the job yet ignores this, so each start of a
-/// step repeats it.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct WatchUnfinished;
-
 impl Handler<WatchUnfinished> for JobActor {
     type Result = ();
 
@@ -403,11 +366,6 @@ impl Handler<WatchUnfinished> for JobActor {
         self.link.tell_short(Request::WatchUnfinished { key: self.key() });
     }
 }
-
-/// Reports a defect of the daemon that drives this job.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct Defect(pub(super) String);
 
 impl Handler<Defect> for JobActor {
     type Result = ();

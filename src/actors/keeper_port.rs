@@ -14,15 +14,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::Addr;
+use actix::Recipient;
 use tokio::time::Instant;
 
 use super::deliver;
 use super::host::{Host, Started};
-use super::job::{KeeperEvent, KeeperEventArrived};
+use super::messages::{KeeperEvent, KeeperEventArrived, KeeperGone};
 use super::registry::Registry;
 use super::remembered::MAX_REMEMBERED;
-use super::supervisor::{KeeperGone, Supervisor};
 use crate::config::{CgroupUse, Config, Leftover};
 use crate::error::Chain;
 use crate::keeper::link::{KeeperLink, KeeperWire, LinkError};
@@ -211,7 +210,7 @@ impl KeeperPort {
     }
 
     /// Returns the keeper; starts one if there is none.
-    pub(super) async fn get(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
+    pub(super) async fn get(&self, supervisor: &Recipient<KeeperGone>) -> Result<Keeper, KeeperProblem> {
         loop {
             match self.connection.decided(Wish::Get).await {
                 Decision::Take(keeper) => return Ok(keeper),
@@ -224,7 +223,7 @@ impl KeeperPort {
     }
 
     /// Starts a keeper for [`Decision::Start`], in the place of one that a dead daemon left without jobs.
-    async fn start(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
+    async fn start(&self, supervisor: &Recipient<KeeperGone>) -> Result<Keeper, KeeperProblem> {
         let _turn = Turn(&self.connection);
         let new = match self.attempt(supervisor).await {
             Err(problem) if problem.is_passing() && self.host.has_keeper(&self.state)? => {
@@ -240,7 +239,7 @@ impl KeeperPort {
     }
 
     /// Starts a keeper and greets it.
-    async fn attempt(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
+    async fn attempt(&self, supervisor: &Recipient<KeeperGone>) -> Result<Keeper, KeeperProblem> {
         let Started { wire, process } =
             self.host.start_keeper(&self.state, cgroup_mode(self.config().cgroup))?;
         self.connection.change(|connection| connection.attempt(process, None));
@@ -255,7 +254,7 @@ impl KeeperPort {
     /// [`Self::release`].
     pub(super) async fn find(
         &self,
-        supervisor: &Addr<Supervisor>,
+        supervisor: &Recipient<KeeperGone>,
     ) -> Result<Option<(Keeper, Holdings)>, KeeperProblem> {
         let Decision::Start = self.connection.decided(Wish::Find).await else { return Ok(None) };
         let _turn = Turn(&self.connection);
@@ -315,7 +314,7 @@ impl KeeperPort {
     async fn greet(
         &self,
         wire: KeeperWire,
-        supervisor: &Addr<Supervisor>,
+        supervisor: &Recipient<KeeperGone>,
     ) -> Result<(Keeper, Holdings), KeeperProblem> {
         let (port, ended, supervisor) = (self.clone(), self.clone(), supervisor.clone());
         let link = KeeperLink::new(

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use super::handle::RequestLabels;
 use super::redact::Redactor;
 use crate::log::mask::Masked;
 use crate::model::JobId;
 use crate::queue::ShareKey;
+use crate::request::RequestLabels;
 
 /// Maximum length of a label in bytes: labels are numbers and addresses.
 const MOST: usize = 256;

@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
 
-use super::trace_sink::{Encode, StepEvent};
+use super::stored::{Encode, StepEvent};
 use crate::config::Config;
 use crate::lang::convert::{number_to_plain, number_to_text};
 use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, Masked, Masker, PhraseSet};

@@ -12,7 +12,8 @@ use chrono::SecondsFormat;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 
-use super::job::{JobActor, KeeperEvent};
+use super::job::JobActor;
+use super::messages::KeeperEvent;
 use super::remembered::Remembered;
 use super::view::JobView;
 use crate::model::{JobId, JobKey, Reason, Refusal};

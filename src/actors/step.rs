@@ -19,17 +19,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
+use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
 
 use super::deliver;
-use super::job::{Defect, EndedStep, JobActor, StepDone};
 use super::limits::JobLimits;
+use super::messages::{Defect, Ended, EndedStep, StepDone, ToJob};
 use crate::error::Chain;
 use crate::failpoint;
 use crate::job::effect::{Program, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
 use crate::keeper::link::{KeeperFrame, KeeperLink};
-use crate::keeper::protocol::{Request, SpawnStep, StartPart, StepEnd, StepEnded};
+use crate::keeper::protocol::{Request, SpawnStep, StartPart, StepEnd};
 use crate::model::{FinishedProcess, JobKey, text};
 use crate::process::given::Room;
 use crate::process::spawn::Stage;
@@ -52,7 +52,7 @@ const GIVEN_UP: &str = "not started: a file system does not answer, and the job 
 const LONGEST_FIRST_LINE: u64 = 256;
 
 pub(super) struct StepTask {
-    pub(super) job: Addr<JobActor>,
+    pub(super) job: ToJob,
     pub(super) link: KeeperLink,
     pub(super) key: JobKey,
     pub(super) tag: u128,
@@ -208,7 +208,7 @@ impl StepActor {
         self.done = true;
         let (ran, closes) = (self.ran, self.closes);
         let ended = EndedStep { process, end, shell, outputs, exports, ran, closes };
-        deliver(&self.task.job, StepDone(ended));
+        deliver(&self.task.job.done, StepDone(ended));
         ctx.stop();
     }
 }
@@ -231,7 +231,7 @@ impl Drop for StepActor {
     fn drop(&mut self) {
         if !self.done {
             deliver(
-                &self.task.job,
+                &self.task.job.defect,
                 Defect("a defect ended the part of the daemon that drove a step of it".into()),
             );
         }
@@ -248,11 +248,6 @@ impl Actor for StepActor {
         }
     }
 }
-
-/// Delivers the keeper's report that the process is over.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct Ended(pub(super) StepEnded);
 
 impl Handler<Ended> for StepActor {
     type Result = ();

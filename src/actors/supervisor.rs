@@ -1,19 +1,20 @@
 //! The supervisor: the only actor that admits and removes jobs.
 //!
-//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, `AdmitWith`, `AdmitRegistered` and `BeginNext` from its own
-//! admissions, [`JobEnded`] and [`JobBroken`] from jobs,
-//! [`KeeperGone`] from the keeper's connection, [`Shutdown`] from the program, and its own reaper tick. It keeps no
-//! state of a job: that is in the [`Registry`] and in the job's actor. Long work runs outside its mailbox, so a slow
-//! job delays no other.
+//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, `AdmitWith`, `AdmitRegistered` and `BeginNext` from
+//! its own admissions, [`JobEnded`] and [`JobBroken`] from jobs, [`KeeperGone`] from the keeper's connection, `Shutdown`
+//! from the program, and its own reaper tick. It keeps no state of a job: that is in the [`Registry`] and in the job's
+//! actor. Long work runs outside its mailbox, so a slow job delays no other.
 
 mod admit;
 mod loading;
 mod places;
 mod recover;
+mod refusals;
 mod remove;
 mod revive;
 mod shutdown;
 mod slots;
+mod times;
 mod usages;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,22 +23,25 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use actix::{
-    Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, ResponseFuture, WrapFuture,
+    Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, Recipient, ResponseFuture,
+    WrapFuture,
 };
 
 use tokio::sync::oneshot;
 
-use super::admission::{DaemonContext, Prepared};
+use super::admission::Admit;
+use super::context::DaemonContext;
 use super::deliver;
-use super::handle::JobsHandle;
 use super::host::Host;
-use super::job::{CancelAsk, JobActor, KeeperLost, StorageLost};
 use super::keeper_port::{KeeperPort, cgroup_mode};
 use super::limits;
+use super::messages::{
+    Begin, CancelAsk, CancelJob, FinishJob, JobBroken, JobEnded, KeeperGone, KeeperLost, StorageLost,
+};
 use super::redact::UnmaskedRefusal;
-use super::registry::{Registry, Reservation};
+use super::registry::Registry;
+use super::stored::{Encode, StoredKind};
 use super::sync_group::{NotSynced, SyncGroup};
-use super::trace_sink::{Encode, StoredKind};
 use super::view::JobView;
 use crate::config::{Config, Durability};
 use crate::error::Chain;
@@ -51,9 +55,6 @@ use crate::variables::Base;
 
 use loading::PendingReplays;
 pub use recover::RecoveryError;
-pub(crate) use shutdown::Shutdown;
-pub(super) use slots::{Operate, QueueOrder, RegisterAgain};
-pub(super) use usages::ReadUsages;
 
 /// Capacity of the supervisor's mailbox; further callers wait for room. It is larger than a job's, to take a burst of
 /// Runs.
@@ -118,7 +119,7 @@ pub struct Supervisor {
     stop: Stop,
     queue: Queue<JobId>,
     /// Registered jobs that have a slot and are to begin, the next one first.
-    begins: VecDeque<Addr<JobActor>>,
+    begins: VecDeque<Recipient<Begin>>,
     pending_replays: PendingReplays,
     /// The keeper died while a record was being read: that record's job must be interrupted.
     is_keeper_forgotten: bool,
@@ -135,9 +136,10 @@ pub type SupervisorEnd = oneshot::Receiver<()>;
 
 impl Supervisor {
     /// Reads the state folder, takes up the jobs that go on, and starts the actor. No call is answered before that.
-    pub async fn start_recovered(
+    pub(super) async fn start_recovered(
         parts: SupervisorParts,
-    ) -> Result<(JobsHandle, SupervisorEnd), RecoveryError> {
+        registry: Arc<Registry>,
+    ) -> Result<(Addr<Self>, Arc<DaemonContext>, SupervisorEnd), RecoveryError> {
         let SupervisorParts {
             config,
             base,
@@ -151,7 +153,6 @@ impl Supervisor {
             private,
             host,
         } = parts;
-        let registry = Arc::<Registry>::default();
         let (policy, limits_of_queue) = slots::rules(&config);
         let sync_group = (config.durability == Durability::Power).then(|| SyncGroup::new(state.clone()));
         let context =
@@ -159,9 +160,9 @@ impl Supervisor {
         let port = KeeperPort::new(state.clone(), config, Arc::clone(&registry), private, Arc::clone(&host))?;
         let (sender, ended) = oneshot::channel();
         let supervisor = Self {
-            registry: Arc::clone(&registry),
+            registry,
             context: Arc::clone(&context),
-            state: state.clone(),
+            state,
             port,
             host,
             encode,
@@ -181,7 +182,7 @@ impl Supervisor {
             supervisor
         });
         address.send(recover::Recover).await.map_err(|_| RecoveryError::Stopped)??;
-        Ok((JobsHandle { registry, supervisor: address, context, state }, ended))
+        Ok((address, context, ended))
     }
 
     fn config(&self) -> Arc<Config> {
@@ -214,36 +215,14 @@ impl Handler<SyncFailed> for Supervisor {
     }
 }
 
-/// Registers the job of a checked request.
-#[derive(Message)]
-#[rtype(result = "Result<(), UnmaskedRefusal>")]
-pub(super) struct Admit {
-    pub(super) prepared: Box<Prepared>,
-    pub(super) reservation: Reservation,
-    pub(super) caller: admit::Caller,
-}
-
 impl Handler<Admit> for Supervisor {
     type Result = ResponseFuture<Result<(), UnmaskedRefusal>>;
 
-    fn handle(
-        &mut self,
-        Admit { prepared, reservation, caller }: Admit,
-        ctx: &mut Self::Context,
-    ) -> Self::Result {
+    fn handle(&mut self, admit: Admit, ctx: &mut Self::Context) -> Self::Result {
         failpoint::hit("actors::supervisor::admit");
-        let admitted = self.admit(*prepared, reservation, caller, ctx.address());
+        let admitted = self.admit(admit, ctx.address());
         Box::pin(async { Ok(admitted.await?) })
     }
-}
-
-/// The Cancel call. It is answered once the job has recorded its cancellation.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct CancelJob {
-    pub(super) id: JobId,
-    /// End the job at once.
-    pub(super) force: bool,
 }
 
 impl Handler<CancelJob> for Supervisor {
@@ -262,11 +241,6 @@ impl Handler<CancelJob> for Supervisor {
     }
 }
 
-/// The Finish call. The reaper uses it too, for stale jobs.
-#[derive(Message)]
-#[rtype(result = "Result<(), Refusal>")]
-pub(super) struct FinishJob(pub(super) JobId);
-
 impl Handler<FinishJob> for Supervisor {
     type Result = ResponseFuture<Result<(), Refusal>>;
 
@@ -278,11 +252,6 @@ impl Handler<FinishJob> for Supervisor {
     }
 }
 
-/// Reports that a job has ended.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct JobEnded(pub(super) JobId);
-
 impl Handler<JobEnded> for Supervisor {
     type Result = ();
 
@@ -291,11 +260,6 @@ impl Handler<JobEnded> for Supervisor {
         self.ended(&id);
     }
 }
-
-/// Reports that a defect killed the actor of a job.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct JobBroken(pub(super) JobId);
 
 impl Handler<JobBroken> for Supervisor {
     type Result = ();
@@ -315,11 +279,6 @@ impl Handler<JobBroken> for Supervisor {
         ctx.spawn(revived);
     }
 }
-
-/// Reports that the connection to the keeper is over.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct KeeperGone;
 
 impl Handler<KeeperGone> for Supervisor {
     type Result = ();

@@ -11,58 +11,21 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use actix::{Actor, AsyncContext, Context, Handler, Message, WeakAddr};
+use actix::{Actor, AsyncContext, Context, Handler, WeakAddr};
 use parking_lot::Mutex;
 
 use super::followers::{Followers, OpenFileGuard, out_of_descriptors};
 use super::log_sink::LogFeed;
-use super::redact::MaskedResult;
+use super::messages::{Append, AppendEvent, Flush};
 use super::sync_group::{Growing, SyncGroup};
 use super::watched::{Seen, Watched};
 use crate::error::Chain;
 use crate::failpoint;
 use crate::job::event::ProcessNumber;
-use crate::model::{Reason, Refusal, StepResult};
+use crate::model::{Reason, Refusal};
 use crate::store::{JobFolder, StepsFile, StoreError};
 pub use cursor::{EventCursor, TraceCursor, TracePart};
 use places::Places;
-
-/// Encodes what is masked to the bytes that are stored and sent.
-#[derive(Clone, Copy)]
-pub struct Encode {
-    /// Encodes a result.
-    pub result: fn(&StepResult) -> Vec<u8>,
-    /// Encodes an event.
-    pub event: fn(&StepEvent) -> Vec<u8>,
-}
-
-/// Something that has happened to a step: it has begun, is tried again, has ended or is skipped.
-#[derive(Clone, PartialEq)]
-pub struct StepEvent {
-    /// Number of the step within its job; the root's is 0.
-    pub call: u32,
-    /// Number of the step that it belongs to.
-    pub parent: u32,
-    /// Number of the stream that its processes write.
-    pub slot: u8,
-    /// Its place: behind so many bytes of the log.
-    pub log_bytes: u64,
-    /// Its result so far, without those of its steps.
-    pub result: StepResult,
-}
-
-/// Kind of a stored message of FollowSteps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoredKind {
-    /// Something has happened to a step.
-    Event,
-    /// As an event, in a form that only earlier versions stored.
-    News,
-    /// Result of a step of the job's own list.
-    Step,
-    /// The job's own result.
-    Root,
-}
 
 #[derive(Clone, Copy, Default)]
 struct Progress {
@@ -274,12 +237,6 @@ impl Actor for TraceSink {
     }
 }
 
-/// Stores what is masked and encoded. The answer comes when it is written and handed to the feed. On an error it waits; the
-/// next result or [`Flush`] tries again.
-#[derive(Message)]
-#[rtype(result = "Result<(), StoreError>")]
-pub(crate) struct Append(pub(super) Vec<MaskedResult>);
-
 impl Handler<Append> for TraceSink {
     type Result = Result<(), StoreError>;
 
@@ -291,11 +248,6 @@ impl Handler<Append> for TraceSink {
         self.write()
     }
 }
-
-/// Stores a masked and encoded event: at once if a client follows them, else with the next result, to save a write.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct AppendEvent(pub(super) MaskedResult);
 
 impl Handler<AppendEvent> for TraceSink {
     type Result = ();
@@ -309,14 +261,6 @@ impl Handler<AppendEvent> for TraceSink {
             tracing::warn!(error = %Chain(&error), %key, "an event of a step is not stored yet");
         }
     }
-}
-
-/// Tries again to store waiting results.
-#[derive(Message)]
-#[rtype(result = "Result<(), StoreError>")]
-pub(crate) struct Flush {
-    /// The last attempt: results that cannot be stored now are lost.
-    pub(crate) last: bool,
 }
 
 impl Handler<Flush> for TraceSink {

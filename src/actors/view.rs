@@ -13,7 +13,8 @@ use crate::job::reaper::{Facts, Moment, Phase};
 use crate::journal::event::End;
 use crate::model::{JobId, JobKey, JobState, Outcome, StepUsage};
 use crate::process::cgroup::Usage;
-use crate::store::{FilesLeft, RequestOrigin};
+use crate::request::RequestOrigin;
+use crate::store::FilesLeft;
 
 /// A job as every call sees it: written by its actor, read by any call. It takes a few hundred bytes. Of an ended job
 /// nothing else stays in memory.

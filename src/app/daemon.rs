@@ -14,8 +14,8 @@ use super::lifetime::{after, idle};
 use super::start_failure::{claim_failure, open_failure};
 use crate::actors::handle::JobsHandle;
 use crate::actors::host::Processes;
-use crate::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
-use crate::actors::trace_sink::Encode;
+use crate::actors::stored::Encode;
+use crate::actors::supervisor::{SupervisorEnd, SupervisorParts};
 use crate::config::{Config, unless_zero};
 use crate::error::{Chain, Exit, Failure};
 use crate::fetch::{self, Fetcher};
@@ -103,7 +103,7 @@ impl Daemon {
             host: Arc::new(Processes::new(limits)),
         };
         let (jobs, supervisor) =
-            Supervisor::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;
+            JobsHandle::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;
         let services = Services::new(jobs.clone(), config.reflection).await;
         let accept = accept_loop(&config, listener, &services, calls.clone())?;
         let (stop_accepting, abort) = (CancellationToken::new(), CancellationToken::new());

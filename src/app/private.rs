@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::daemon::Daemon;
 use super::{failure, run_system};
-use crate::actors::handle::{JobsHandle, RunRequest};
+use crate::actors::handle::JobsHandle;
 use crate::config::Config;
 use crate::error::Chain;
 use crate::error::{Exit, Failure};
@@ -16,6 +16,7 @@ use crate::files::{self, Shortage};
 use crate::grpc::accept::CallCounters;
 use crate::model::{Refusal, text};
 use crate::process::host::{self, SoftLimits};
+use crate::request::Run;
 
 /// A daemon inside this process.
 pub(crate) struct PrivateDaemon {
@@ -80,7 +81,7 @@ impl PrivateDaemon {
     }
 
     /// Registers a job directly, with rules other than those of the service on its socket.
-    pub(crate) async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
+    pub(crate) async fn run(&self, request: Run) -> Result<(), Refusal> {
         self.jobs.run(request).await
     }
 

@@ -11,15 +11,13 @@ use super::results::{self, Readers};
 use super::selection::new_id;
 use super::session::{self, FinishedJob, Interrupts, OnInterrupt};
 use super::{CommandResult, Verbosity, private, run};
-use crate::actors::handle::{RequestLabels, RunRequest};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Request};
 use crate::config::EnvBase;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Refusal, ResourceLimits, Variable};
 use crate::net::Socket;
-use crate::store::RequestOrigin;
-use crate::variables;
+use crate::request::{JobPart, RequestLabels, RequestOrigin, Run, RunEnvironment};
 
 /// The variable that holds the steps, and the name of the document in messages.
 const STEPS: &str = "STEPS";
@@ -129,21 +127,21 @@ impl CiJob {
     }
 
     /// Makes the same request as the compatible service: variables are taken literally and are not exported to steps.
-    fn request(&self) -> Result<RunRequest, Failure> {
+    fn request(&self) -> Result<Run, Failure> {
         let folder = std::env::current_dir().map_err(|error| {
             Failure::new(Exit::Failure, format!("cannot find the working directory: {error}"))
         })?;
         let work_dir = folder.into_os_string().into_string().map_err(|folder| {
             Failure::new(Exit::Usage, format!("the working directory {} is not UTF-8", folder.display()))
         })?;
-        let job = variables::JobPart { variables: self.variables.clone(), ..Default::default() };
-        Ok(RunRequest {
+        let job = JobPart { variables: self.variables.clone(), ..Default::default() };
+        Ok(Run {
             id: self.id.clone(),
             digest: [0; 32],
             size: self.steps.len(),
             origin: RequestOrigin::Proto,
             labels: RequestLabels::default(),
-            variables: variables::Request { work_dir, job: Some(job), ..Default::default() },
+            environment: RunEnvironment { work_dir, job: Some(job), ..Default::default() },
             steps: self.steps.clone(),
             file: Some(STEPS.to_owned()),
             inputs: IndexMap::new(),

@@ -40,8 +40,8 @@ pub(crate) use self::progress::Patience;
 use self::report::{DropReason, DropReport};
 use self::socket::ClientSocket;
 use self::unused::Unused;
+use super::by_rights::ServicesByRights;
 use super::peer::{AllowedUsers, Caller, CallerRights};
-use super::server::ServicesByRights;
 use crate::error::Chain;
 use crate::process;
 

@@ -17,14 +17,17 @@ use super::accept::MemoryShare;
 use super::deadline::{Deadline, Deadlined};
 use super::peer::Caller;
 use super::plain_log::{self, PlainLog};
+use super::sizes::LARGE_REQUEST;
 use super::{encode, status, validate};
-use crate::actors::handle::{JobsHandle, LARGE_REQUEST, Registered, RunRequest};
+use crate::actors::handle::{JobsHandle, Registered};
 use crate::actors::left_over::LeftOver;
-use crate::actors::trace_sink::{StoredKind, TracePart};
+use crate::actors::stored::StoredKind;
+use crate::actors::trace_sink::TracePart;
 use crate::actors::view::JobStatus;
 use crate::config::JobLogFormat;
 use crate::model::{JobId, Reason, Refusal};
 use crate::pb::v1;
+use crate::request::Run;
 use crate::threads::{self, Work};
 
 /// A boxed stream of responses.
@@ -116,7 +119,7 @@ impl JobCalls {
         id: &JobId,
         digest: &[u8; 32],
         size: usize,
-        request: impl FnOnce() -> Result<RunRequest, Refusal> + Send + 'static,
+        request: impl FnOnce() -> Result<Run, Refusal> + Send + 'static,
     ) -> Result<Registered, Refusal> {
         let mut registered = self.jobs.registered(id, digest);
         if registered.is_none() {

@@ -11,7 +11,6 @@ use super::deadline::Deadline;
 use super::encode::{shorten_messages, timestamp};
 use super::peer::Caller;
 use super::{plain_log, validate};
-use crate::actors::handle;
 use crate::actors::view::JobStatus;
 use crate::config::JobLogFormat;
 use crate::failpoint;
@@ -25,7 +24,7 @@ use crate::pb::compatible::service::step_runner_server::StepRunner;
 use crate::pb::compatible::{RunRequest, messages};
 use crate::pb::v1::{FollowLogsResponse, FollowStepsRequest, FollowStepsResponse, step_result};
 use crate::pb::without_facts;
-use crate::variables;
+use crate::request::{JobPart, Masking, RequestLabels, Run, RunEnvironment};
 
 /// The service; clones share the jobs.
 #[derive(Clone)]
@@ -124,30 +123,27 @@ pub(super) fn run_request(
     certain: messages::RunRequest,
     guessed: guesses::RunRequest,
     log_format: JobLogFormat,
-) -> Result<handle::RunRequest, Refusal> {
+) -> Result<Run, Refusal> {
     let size = certain.encoded_len();
     let messages::RunRequest { id: _, work_dir, env, job, steps } = certain;
     let guesses::RunRequest { timeout, graceful_exit_timeout } = guessed;
-    let job = job.map(|Job { variables, build_dir }| variables::JobPart {
+    let job = job.map(|Job { variables, build_dir }| JobPart {
         variables: variables.into_iter().map(validate::variable).collect(),
         build_dir,
-        ..variables::JobPart::default()
+        ..JobPart::default()
     });
-    let origin = plain_log::origin(
-        log_format,
-        job.as_ref().map_or(&[][..], |job: &variables::JobPart| &job.variables),
-    );
-    Ok(handle::RunRequest {
+    let origin = plain_log::origin(log_format, job.as_ref().map_or(&[][..], |job: &JobPart| &job.variables));
+    Ok(Run {
         id,
         digest,
         size,
         origin,
-        labels: handle::RequestLabels::default(),
-        variables: variables::Request {
+        labels: RequestLabels::default(),
+        environment: RunEnvironment {
             work_dir,
             env: env.into_iter().collect(),
             job,
-            masking: variables::Masking::default(),
+            masking: Masking::default(),
         },
         steps: validate::steps(steps)?,
         file: None,

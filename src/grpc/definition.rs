@@ -4,7 +4,7 @@
 use prost_types::value::Kind as PbKind;
 use serde_json::{Map, Value as Json};
 
-use super::encode::value;
+use super::value;
 use crate::pb::v1;
 
 /// Levels of arrays and objects that are shown as such. A document has few, and it is already deep inside its message.
@@ -59,8 +59,10 @@ fn declaration(declared: &Json) -> (i32, Option<prost_types::Value>, bool) {
         Some("array") => v1::ValueType::Array,
         _ => v1::ValueType::Unspecified,
     };
-    let default =
-        declared.get("default").filter(|default| !default.is_null()).map(|default| value(default, LEVELS));
+    let default = declared
+        .get("default")
+        .filter(|default| !default.is_null())
+        .map(|default| value::of_json(default, LEVELS));
     (value_type.into(), default, declared.get("sensitive") == Some(&Json::Bool(true)))
 }
 
@@ -80,7 +82,7 @@ fn definition(definition: &Json) -> v1::Definition {
         exec,
         steps: steps.into_iter().flatten().map(step).collect(),
         outputs: members(definition, "outputs")
-            .map(|(name, output)| (name.clone(), value(output, LEVELS)))
+            .map(|(name, output)| (name.clone(), value::of_json(output, LEVELS)))
             .collect(),
         env: members(definition, "env").map(|(name, entry)| (name.clone(), text(entry))).collect(),
         delegate: definition.get("delegate").map(text).unwrap_or_default(),
@@ -90,7 +92,7 @@ fn definition(definition: &Json) -> v1::Definition {
 fn step(step: &Json) -> v1::Step {
     let reference = ["func", "step"].iter().find_map(|key| step.get(key));
     let mut inputs: std::collections::BTreeMap<String, prost_types::Value> =
-        members(step, "inputs").map(|(name, input)| (name.clone(), value(input, LEVELS))).collect();
+        members(step, "inputs").map(|(name, input)| (name.clone(), value::of_json(input, LEVELS))).collect();
     if let Some(script) = step.get("script") {
         inputs.insert("script".into(), prost_types::Value { kind: Some(PbKind::StringValue(text(script))) });
     }

@@ -12,7 +12,6 @@ use super::calls::{Digested, JobCalls, Messages, call, digested};
 use super::deadline::Deadline;
 use super::peer::Caller;
 use super::validate;
-use crate::actors::handle;
 use crate::ci::plan::Plan;
 use crate::failpoint;
 use crate::model::{JobId, Reason, Refusal, ResourceLimits};
@@ -22,8 +21,7 @@ use crate::pb::v0::{
     CancelRequest, CancelResponse, FollowRequest, FollowResponse, RunRequest, RunResponse, Steps,
 };
 use crate::pb::without_facts;
-use crate::store::RequestOrigin;
-use crate::variables;
+use crate::request::{JobPart, RequestLabels, RequestOrigin, Run, RunEnvironment};
 
 /// The service; clones share the jobs.
 #[derive(Clone)]
@@ -72,11 +70,7 @@ impl StepRunner for Service {
 }
 
 /// Checks the shape of a request to run a job. The caller has checked its id.
-pub(super) fn run_request(
-    id: JobId,
-    digest: [u8; 32],
-    request: RunRequest,
-) -> Result<handle::RunRequest, Refusal> {
+pub(super) fn run_request(id: JobId, digest: [u8; 32], request: RunRequest) -> Result<Run, Refusal> {
     let size = request.encoded_len();
     let RunRequest { id: _, job_oneof } = request;
     let (steps, plan) = match job_oneof {
@@ -95,17 +89,17 @@ pub(super) fn run_request(
     let cleanup_timeout = plan.as_ref().map(|plan| plan.cleanup_timeout);
     let (inputs, job) = match plan {
         Some(Plan { inputs, variables, .. }) => {
-            (ci_job::values(inputs), Some(variables::JobPart { variables, ..Default::default() }))
+            (ci_job::values(inputs), Some(JobPart { variables, ..Default::default() }))
         }
         None => (IndexMap::default(), None),
     };
-    Ok(handle::RunRequest {
+    Ok(Run {
         id,
         digest,
         size,
         origin: RequestOrigin::V0,
-        labels: handle::RequestLabels::default(),
-        variables: variables::Request { job, ..Default::default() },
+        labels: RequestLabels::default(),
+        environment: RunEnvironment { job, ..Default::default() },
         steps: validate::steps(steps)?,
         file,
         inputs,

@@ -4,9 +4,10 @@ use bytes::Bytes;
 use prost::{DecodeError, Message};
 use prost_types::value::Kind as PbKind;
 
+use super::value;
 use crate::actors::left_over::LeftOver;
 use crate::actors::log_sink::LogPart;
-use crate::actors::trace_sink::{StepEvent, StoredKind};
+use crate::actors::stored::{StepEvent, StoredKind};
 use crate::actors::view::JobStatus;
 use crate::clock;
 use crate::model::{
@@ -349,7 +350,7 @@ fn step_result(result: &StepResult, depth: usize) -> v1::StepResult {
         step: step.as_ref().map(|step| step_info(step, levels)),
         spec_definition: definition.as_deref().map(super::definition::message),
         status: step_status(*status).into(),
-        outputs: outputs.iter().map(|(k, v)| (k.clone(), value(v, levels))).collect(),
+        outputs: outputs.iter().map(|(k, v)| (k.clone(), value::of_json(v, levels))).collect(),
         exports: exports.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
         env: env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
         exec_result: exec.as_ref().map(exec_result),
@@ -406,7 +407,7 @@ fn step_info(step: &StepInfo, levels: usize) -> v1::Step {
         name: name.clone(),
         step: Some(reference_info(reference)),
         env: env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
-        inputs: inputs.iter().map(|(k, v)| (k.clone(), value(v, levels))).collect(),
+        inputs: inputs.iter().map(|(k, v)| (k.clone(), value::of_json(v, levels))).collect(),
     }
 }
 
@@ -432,27 +433,6 @@ fn reference_info(reference: &ReferenceInfo) -> v1::step::Reference {
 
 const fn null() -> prost_types::Value {
     prost_types::Value { kind: Some(PbKind::NullValue(0)) }
-}
-
-/// Converts a value. Arrays and objects below `levels` levels become strings with their JSON text.
-pub(super) fn value(value: &serde_json::Value, levels: usize) -> prost_types::Value {
-    let within = levels.saturating_sub(1);
-    let kind = match value {
-        serde_json::Value::Null => PbKind::NullValue(0),
-        serde_json::Value::Bool(b) => PbKind::BoolValue(*b),
-        serde_json::Value::Number(n) => PbKind::NumberValue(n.as_f64().unwrap_or_default()),
-        serde_json::Value::String(s) => PbKind::StringValue(s.clone()),
-        serde_json::Value::Array(_) | serde_json::Value::Object(_) if levels == 0 => {
-            PbKind::StringValue(value.to_string())
-        }
-        serde_json::Value::Array(items) => PbKind::ListValue(prost_types::ListValue {
-            values: items.iter().map(|item| self::value(item, within)).collect(),
-        }),
-        serde_json::Value::Object(members) => PbKind::StructValue(prost_types::Struct {
-            fields: members.iter().map(|(k, v)| (k.clone(), self::value(v, within))).collect(),
-        }),
-    };
-    prost_types::Value { kind: Some(kind) }
 }
 
 #[cfg(test)]

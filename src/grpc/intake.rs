@@ -21,9 +21,8 @@ use tonic::server::NamedService;
 
 use self::pieces::Pieces;
 use super::length_headers::LengthHeaders;
-use super::server::MAX_REQUEST;
+use super::sizes::{LARGE_REQUEST, MAX_REQUEST};
 use super::status;
-use crate::actors::handle::LARGE_REQUEST;
 use crate::model::{Reason, Refusal};
 
 /// Room for all incoming large requests together, in KiB: two of the largest.

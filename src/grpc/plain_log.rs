@@ -10,7 +10,7 @@ use crate::actors::log_sink::{LogCursor, LogProgress, past_end};
 use crate::config::JobLogFormat;
 use crate::log::pretty::{Format, Output, Printer};
 use crate::model::{Refusal, Variable};
-use crate::store::RequestOrigin;
+use crate::request::RequestOrigin;
 
 /// First major version of GitLab Runner that understands headers.
 const FIRST_WITH_HEADERS: u32 = 19;

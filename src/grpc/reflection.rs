@@ -17,7 +17,7 @@ use tonic::service::Routes;
 use tonic_reflection::server::{Builder, Error};
 
 use super::intake::{Intake, Room};
-use super::server::{NAMES, REFLECTION, REFLECTION_ALPHA};
+use super::names::{NAMES, REFLECTION, REFLECTION_ALPHA};
 use crate::pb;
 
 /// An additional name of a service, with the file that describes the service under it.

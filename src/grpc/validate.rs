@@ -8,13 +8,11 @@ use indexmap::IndexMap;
 use prost::Message;
 use prost_types::value::Kind as PbKind;
 
-use crate::actors::handle::{RequestLabels, RunRequest};
 use crate::config::MAX_CLEANUP;
 use crate::lang::value::{Data, Value};
 use crate::model::{JobId, Reason, Refusal, ResourceLimits, Variable};
 use crate::pb::v1;
-use crate::store::RequestOrigin;
-use crate::variables;
+use crate::request::{JobPart, Masking, RequestLabels, RequestOrigin, Run, RunEnvironment};
 
 /// Maximum size of the `steps` text in bytes (service.md §3.7).
 const MAX_STEPS: usize = 16 << 20;
@@ -39,11 +37,7 @@ pub(super) fn offset(offset: i64) -> Result<u64, Refusal> {
 }
 
 /// Checks the shape of a request to run a job. The caller has checked its id.
-pub(super) fn run_request(
-    id: JobId,
-    digest: [u8; 32],
-    request: v1::RunRequest,
-) -> Result<RunRequest, Refusal> {
+pub(super) fn run_request(id: JobId, digest: [u8; 32], request: v1::RunRequest) -> Result<Run, Refusal> {
     let size = request.encoded_len();
     let v1::RunRequest {
         id: _,
@@ -62,13 +56,13 @@ pub(super) fn run_request(
         trace_sections,
     } = request;
     let (labels, job) = job.map(job_part).unzip();
-    Ok(RunRequest {
+    Ok(Run {
         id,
         digest,
         size,
         origin: RequestOrigin::V1,
         labels: labels.unwrap_or_default(),
-        variables: variables::Request {
+        environment: RunEnvironment {
             work_dir,
             env: env.into_iter().collect(),
             job,
@@ -116,11 +110,11 @@ pub(super) fn steps(steps: String) -> Result<String, Refusal> {
     Ok(steps)
 }
 
-fn job_part(job: v1::Job) -> (RequestLabels, variables::JobPart) {
+fn job_part(job: v1::Job) -> (RequestLabels, JobPart) {
     let v1::Job { variables, job_id, pipeline_id, build_dir, token_prefixes, private_file_variables } = job;
     let variables = variables.into_iter().map(variable).collect();
     let labels = RequestLabels { ci_job: job_id, pipeline: pipeline_id, ..RequestLabels::default() };
-    (labels, variables::JobPart { variables, build_dir, token_prefixes, private_file_variables })
+    (labels, JobPart { variables, build_dir, token_prefixes, private_file_variables })
 }
 
 pub(super) fn variable(variable: v1::Variable) -> Variable {
@@ -128,9 +122,9 @@ pub(super) fn variable(variable: v1::Variable) -> Variable {
     Variable { key, value, file, masked }
 }
 
-fn masking_part(masking: v1::Masking) -> variables::Masking {
+fn masking_part(masking: v1::Masking) -> Masking {
     let v1::Masking { phrases, token_prefixes } = masking;
-    variables::Masking { phrases, token_prefixes }
+    Masking { phrases, token_prefixes }
 }
 
 /// Checks resource limits; 0 means none (service.md §2).

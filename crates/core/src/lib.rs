@@ -3,6 +3,7 @@
 //! - [`job`] decides what a job does next: events in, effects out;
 //! - [`plan`] turns a step, its function and values into what to call with which inputs;
 //! - [`queue`] decides which job starts next;
+//! - [`request`] is what a client asks for, checked;
 //! - [`variables`] turns a request into environment, files and phrases;
 //! - [`config`] turns options, environment and files into checked settings.
 //!
@@ -13,4 +14,5 @@ pub mod config;
 pub mod job;
 pub mod plan;
 pub mod queue;
+pub mod request;
 pub mod variables;

@@ -16,8 +16,8 @@ pub use base::{Base, BaseWarning, EnvBase, RECOVERY_VARIABLE};
 pub use prepare::prepare;
 
 use step_runner_log::mask::json_members;
+use step_runner_model::Reason;
 pub use step_runner_model::escape;
-use step_runner_model::{Reason, Variable};
 
 /// Maximum number of variables and environment entries of a request together (service.md §3.7).
 pub(crate) const MAX_ENTRIES: usize = 4_096;
@@ -41,41 +41,6 @@ pub enum Service {
     V1,
     /// The compatible service: variables arrive expanded and go to `vars` only.
     Proto,
-}
-
-/// The environment-related part of a request. An empty path means *not given*.
-#[derive(Clone, Default)]
-pub struct Request {
-    /// `work_dir`.
-    pub work_dir: String,
-    /// `env`, taken literally. Errors name an entry by its index in this list.
-    pub env: Vec<(String, String)>,
-    /// `job`, if the client is a runner.
-    pub job: Option<JobPart>,
-    /// `masking`.
-    pub masking: Masking,
-}
-
-/// The part of a request that only a runner sends.
-#[derive(Clone, Default)]
-pub struct JobPart {
-    /// Variables in the order sent.
-    pub variables: Vec<Variable>,
-    /// The project's directory.
-    pub build_dir: String,
-    /// Token prefixes of the instance.
-    pub token_prefixes: Vec<String>,
-    /// True if file variables go to a folder of the job's own, whatever its working directory.
-    pub private_file_variables: bool,
-}
-
-/// Phrases and prefixes that a request contains directly.
-#[derive(Clone, Default)]
-pub struct Masking {
-    /// Texts to hide.
-    pub phrases: Vec<String>,
-    /// Prefixes of tokens to hide.
-    pub token_prefixes: Vec<String>,
 }
 
 /// The prepared request (variables.md §1). It holds secrets, so `Debug` shows no values.

@@ -25,7 +25,7 @@ pub use close::{Closing, Death};
 pub use file_vars::FilesLeft;
 pub use folder::{JobFolder, LogFile, LogLost};
 pub use lock::{Lock, LockError};
-pub use record::{JobRecord, MadeDirectory, RecordedLimits, RequestOrigin};
+pub use record::{JobRecord, MadeDirectory, RecordedLimits};
 pub use removed::Removed;
 pub use removed::undeleted;
 pub use scan::{Found, Journal, ScannedJob};

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use step_runner_core::request::RequestOrigin;
 use step_runner_model::ResourceLimits;
 
 /// Content of `job.json` (service.md §6.6): one line in the form of a journal, so with a check sum. Times are in
@@ -45,21 +46,6 @@ pub struct MadeDirectory {
     pub device: u64,
     /// Its inode.
     pub inode: u64,
-}
-
-/// The service through which a job came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RequestOrigin {
-    /// `steprunner.v1`.
-    V1,
-    /// `steprunner.v0`.
-    V0,
-    /// `proto`, from a client that reads the log with headers.
-    Proto,
-    /// `proto`, from a client that adds headers itself and so reads the log without them. It is fixed for the life of
-    /// the job, because offsets count the bytes that the client receives.
-    ProtoPlain,
 }
 
 /// Limits of a job; `None` means unlimited.

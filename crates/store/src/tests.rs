@@ -15,6 +15,7 @@ mod steps;
 use tempfile::TempDir;
 
 use super::*;
+use step_runner_core::request::RequestOrigin;
 use step_runner_log::journal::event::{End, Event};
 use step_runner_model::{EndClass, JobId, Outcome, ProcessInfo};
 

@@ -33,18 +33,16 @@ use std::time::Duration;
 
 pub(super) use actions::{Action, CloseRequest, Noted};
 pub(super) use ending::{ClosedJob, EndedRoot, InterruptedJob, end_at_loss, outcome_at_close};
-pub(in crate::actors) use events::EndedStep;
 pub(super) use events::{DeferredInput, EventReaction, RecordToSend, RecordedMachine};
 pub(in crate::actors) use numbering::PerformedEffects;
 pub(super) use waiting::{NextAttempt, WaitingRequests};
-pub(in crate::actors) use waiting::{NotRegistered, RegisteredRequest};
 
+use crate::actors::messages::{CancelAsk, NotRegistered, RegisteredRequest};
 use crate::actors::sync_group::NotSynced;
 use crate::job::effect::Effect;
 use crate::job::event::{Event, ProcessNumber, TimerId};
 use crate::job::results::ResultTree;
 use crate::keeper::protocol::{Closed, StepEnded};
-use crate::model::CancelCause;
 use numbering::Numbering;
 use phase::{Asked, Phase, Running};
 use waiting::Waiting;
@@ -95,17 +93,6 @@ pub(in crate::actors) struct ResumedState {
     pub(in crate::actors) reports: Reports,
     /// True if the record has a cancel.
     pub(in crate::actors) is_cancelled: bool,
-}
-
-/// A request to end the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::actors) struct CancelAsk {
-    /// Its cause.
-    pub(in crate::actors) cause: CancelCause,
-    /// Upper bound of the grace, if this cancel has one (docs/spec/service.md §6.2).
-    pub(in crate::actors) grace_limit: Option<Duration>,
-    /// True if the job ends at once, without grace and cleanup (flow.md §3.1).
-    pub(in crate::actors) force: bool,
 }
 
 /// Next act of the actor after an input that can end the job.
@@ -285,6 +272,35 @@ impl Driver {
                 KeeperLoss::Interrupt
             }
             Phase::Closed(_) | Phase::Published => KeeperLoss::Nothing,
+        }
+    }
+
+    /// Takes the answer that no keeper holds the waiting job.
+    pub(super) fn not_registered(&mut self, reason: NotRegistered) -> NextAttempt {
+        let Phase::Waiting(waiting) = &mut self.phase else { return NextAttempt::Nothing };
+        let next = waiting.next_attempt(reason);
+        if next == NextAttempt::Interrupt {
+            self.interrupt();
+        }
+        next
+    }
+
+    /// Takes the answer that a keeper holds the waiting job again. Returns the requests that have waited for it; `None`
+    /// if the job does not wait any more.
+    pub(super) fn registered_again(&mut self) -> Option<WaitingRequests> {
+        let Phase::Waiting(waiting) = &mut self.phase else { return None };
+        Some(waiting.registered_again())
+    }
+
+    /// Ends the job now if it should end and no keeper is available. While an attempt is under way, its answer
+    /// decides.
+    fn end_without_keeper(&mut self) -> Reaction {
+        match &self.phase {
+            Phase::Waiting(waiting) if waiting.is_paused() => {
+                self.interrupt();
+                Reaction::Interrupt
+            }
+            _ => Reaction::Nothing,
         }
     }
 

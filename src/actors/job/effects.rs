@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
+use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
 use tokio::sync::Notify;
 
 use super::current::StepChange;
-use super::driver::{Action, CloseRequest, EndedRoot, EndedStep, Noted};
+use super::driver::{Action, CloseRequest, EndedRoot, Noted};
 use super::handled_event::again_panic;
 use super::{JobActor, deliver};
+use crate::actors::messages::{Append, AppendEvent, Ended, Flush, StepDone, ToJob};
 use crate::actors::redact::{MaskedResult, Redactor};
-use crate::actors::step::{Ended, StepActor, StepTask};
-use crate::actors::trace_sink::{Append, AppendEvent, Flush, StepEvent, TraceSink};
+use crate::actors::step::{StepActor, StepTask};
+use crate::actors::stored::StepEvent;
+use crate::actors::trace_sink::TraceSink;
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
@@ -227,7 +229,7 @@ impl JobActor {
     /// Collects everything that the start of a process needs.
     fn task(&self, is_asked: bool, spawn: Box<Spawn>, ctx: &Context<Self>) -> StepTask {
         StepTask {
-            job: ctx.address(),
+            job: ToJob::new(&ctx.address()),
             link: self.link.clone(),
             key: self.key(),
             tag: self.tag,
@@ -246,7 +248,7 @@ impl JobActor {
     /// Starts the actor of a process.
     fn launch(&mut self, process: ProcessNumber, mut step: StepActor) {
         step.send();
-        let step = step.start();
+        let step = step.start().recipient();
         if let Some(ended) = self.driver.launched(process) {
             deliver(&step, Ended(ended));
         }
@@ -419,11 +421,6 @@ fn given_bytes(spawn: &Spawn) -> usize {
 fn left_out(error: &LinkError) -> String {
     format!("lines of the log are left out: {}", Chain(error))
 }
-
-/// Reports that a step is over and its files are read.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(in crate::actors) struct StepDone(pub(in crate::actors) EndedStep);
 
 impl Handler<StepDone> for JobActor {
     type Result = ();

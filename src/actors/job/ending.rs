@@ -5,15 +5,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
+use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
 
 use super::driver::{ClosedJob, EndedRoot, InterruptedJob, Noted, end_at_loss, outcome_at_close};
 use super::{FEW_FILES, JobActor};
 use crate::actors::deliver;
+use crate::actors::messages::{Flush, JobEnded, StorageLost};
 use crate::actors::redact::MaskedResult;
-use crate::actors::supervisor::JobEnded;
 use crate::actors::sync_group::NotSynced;
-use crate::actors::trace_sink::Flush;
 use crate::actors::view::FilesState;
 use crate::clock;
 use crate::error::Chain;
@@ -270,15 +269,10 @@ impl JobActor {
         tracing::info!(job = %self.view.id, ?class, exit_code, took, "job ended");
         self.view.end(end);
         self.free_elsewhere();
-        deliver(&self.supervisor, JobEnded(self.view.id.clone()));
+        deliver(&self.supervisor.ended, JobEnded(self.view.id.clone()));
         ctx.stop();
     }
 }
-
-/// Reports that a sync failed while the job lived (faults.md row 27).
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(in crate::actors) struct StorageLost(pub(in crate::actors) NotSynced);
 
 impl Handler<StorageLost> for JobActor {
     type Result = ();

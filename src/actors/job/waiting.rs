@@ -1,10 +1,10 @@
 //! Hands a job that waits for its slot to the next keeper, if its keeper dies.
 
-use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
+use actix::{ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
 
 use super::JobActor;
-use super::driver::{KeeperLoss, NextAttempt, NotRegistered, WaitingRequests};
-use crate::actors::supervisor::RegisterAgain;
+use super::driver::{KeeperLoss, NextAttempt, WaitingRequests};
+use crate::actors::messages::{KeeperLost, NotRegistered, RegisterAgain};
 use crate::failpoint;
 use crate::keeper::link::KeeperLink;
 
@@ -19,7 +19,7 @@ impl JobActor {
         self.stop_retrying(ctx);
         let (key, log_len) = (self.key(), self.view.log.reported_len());
         let asked = RegisterAgain { key, shell: self.shell.clone(), request, tag: self.tag, log_len };
-        let registered = self.supervisor.send(asked);
+        let registered = self.supervisor.register_again.send(asked);
         ctx.spawn(registered.into_actor(self).map(|registered, job, ctx| match registered {
             Ok(Ok(link)) => job.registered_again(link, ctx),
             Ok(Err(reason)) => job.not_registered(reason, ctx),
@@ -59,11 +59,6 @@ impl JobActor {
         }
     }
 }
-
-/// Reports that the job's keeper died (service.md §6.4).
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(in crate::actors) struct KeeperLost;
 
 impl Handler<KeeperLost> for JobActor {
     type Result = ();

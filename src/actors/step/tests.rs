@@ -4,6 +4,7 @@ use actix::AsyncContext;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
+use crate::actors::job::JobActor;
 use crate::model::JobId;
 use crate::process::command;
 use crate::process::host::this_process;
@@ -72,7 +73,7 @@ async fn with_task<T: 'static>(
         let link = KeeperLink::new(crate::keeper::link::KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
         look(StepTask {
             closes: None,
-            job: Context::new().address(),
+            job: ToJob::new(&Context::<JobActor>::new().address()),
             link,
             key: folder.key(),
             tag: 1,

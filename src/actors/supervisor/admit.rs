@@ -1,20 +1,22 @@
 //! Admission: from a checked request to a registered job (service.md §3.1, order of work).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix::{Addr, AsyncContext, Context, Handler, Message, ResponseFuture};
 
 use super::places::Placed;
+use super::refusals::{RETRY, refusal, store_refusal};
 use super::remove::request_digest;
-use super::{JobBroken, Stop, Supervisor};
-use crate::actors::admission::{JobActorSpec, Prepared};
+use super::{Stop, Supervisor};
+use crate::actors::admission::{Admit, Caller, PreparedJob};
 use crate::actors::deliver;
-use crate::actors::job::{Abandon, Begin, JobActor, JobParts, RegisteredRequest};
+use crate::actors::job::{JobActor, JobParts};
 use crate::actors::keeper_port::Keeper;
 use crate::actors::labels::MaskedLabels;
 use crate::actors::log_sink::LogFeed;
+use crate::actors::messages::{Abandon, Begin, JobBroken, RegisteredRequest, ToSupervisor};
 use crate::actors::registry::Reservation;
+use crate::actors::spec::JobActorSpec;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, JobViewState};
 use crate::error::Chain;
@@ -22,22 +24,8 @@ use crate::files::Shortage;
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{KeeperError, RegisterJob, Reply, Request};
 use crate::model::{JobKey, Reason, Refusal, text};
-use crate::store::{self, JobFolder, RequestOrigin, StoreError};
-
-/// Liveness of the call that asked: dead when the call is over.
-pub(in crate::actors) type Caller = std::sync::Weak<()>;
-
-/// Suggested delay before a client retries a temporary refusal.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
-
-/// A request during its admission, and the keeper that is to take its job.
-struct Admission {
-    keeper: Keeper,
-    prepared: Prepared,
-    reservation: Reservation,
-    caller: Caller,
-    me: Addr<Supervisor>,
-}
+use crate::request::RequestOrigin;
+use crate::store::{self, JobFolder};
 
 /// A job that the keeper was asked to take.
 struct AskedJob {
@@ -46,7 +34,6 @@ struct AskedJob {
     labels: MaskedLabels,
     reservation: Reservation,
     caller: Caller,
-    me: Addr<Supervisor>,
     view: Arc<JobView>,
     job: Addr<JobActor>,
 }
@@ -54,15 +41,18 @@ struct AskedJob {
 /// Continues an admission that had to wait for a keeper.
 #[derive(Message)]
 #[rtype(result = "Result<(), Refusal>")]
-pub(super) struct AdmitWith(Box<Admission>);
+pub(super) struct AdmitWith {
+    keeper: Keeper,
+    admit: Box<Admit>,
+}
 
 impl Handler<AdmitWith> for Supervisor {
     type Result = ResponseFuture<Result<(), Refusal>>;
 
-    fn handle(&mut self, AdmitWith(admission): AdmitWith, _: &mut Context<Self>) -> Self::Result {
+    fn handle(&mut self, AdmitWith { keeper, admit }: AdmitWith, ctx: &mut Context<Self>) -> Self::Result {
         // The start of a keeper may have taken long.
-        match self.goes_on(&admission.caller) {
-            Ok(()) => self.admit_with(*admission),
+        match self.goes_on(&admit.caller) {
+            Ok(()) => self.admit_with(keeper, *admit, ctx.address()),
             Err(refusal) => Box::pin(std::future::ready(Err(refusal))),
         }
     }
@@ -82,9 +72,9 @@ impl Handler<AdmitRegistered> for Supervisor {
     fn handle(
         &mut self,
         AdmitRegistered { registered, asked }: AdmitRegistered,
-        _: &mut Context<Self>,
+        ctx: &mut Context<Self>,
     ) -> Self::Result {
-        self.admit_registered(registered, *asked)
+        self.admit_registered(registered, *asked, ctx.address())
     }
 }
 
@@ -117,26 +107,20 @@ fn begin_next_later(supervisor: Addr<Supervisor>) {
 impl Supervisor {
     /// Admits a job. The futures of calls must not live in this actor's context, because it polls all of them with
     /// each message.
-    pub(super) fn admit(
-        &mut self,
-        prepared: Prepared,
-        reservation: Reservation,
-        caller: Caller,
-        me: Addr<Self>,
-    ) -> ResponseFuture<Result<(), Refusal>> {
-        if let Err(refusal) = self.has_room().and_then(|()| self.goes_on(&caller)) {
+    pub(super) fn admit(&mut self, admit: Admit, me: Addr<Self>) -> ResponseFuture<Result<(), Refusal>> {
+        if let Err(refusal) = self.has_room().and_then(|()| self.goes_on(&admit.caller)) {
             return Box::pin(std::future::ready(Err(refusal)));
         }
         let keeper = self.port.now().filter(|keeper| !keeper.link.is_over() && !self.port.is_silent());
         if let Some(keeper) = keeper {
-            return self.admit_with(Admission { keeper, prepared, reservation, caller, me });
+            return self.admit_with(keeper, admit, me);
         }
         let port = self.port.clone();
         Box::pin(async move {
             port.answers().await?;
-            let keeper = port.get(&me).await?;
-            let admission = Box::new(Admission { keeper, prepared, reservation, caller, me: me.clone() });
-            me.send(AdmitWith(admission)).await.map_err(|_| Refusal::stopping())?
+            let keeper = port.get(&me.clone().recipient()).await?;
+            let admit = Box::new(admit);
+            me.send(AdmitWith { keeper, admit }).await.map_err(|_| Refusal::stopping())?
         })
     }
 
@@ -178,8 +162,13 @@ impl Supervisor {
         Err(Refusal::for_now(Reason::DiskFull, message, RETRY))
     }
 
-    fn admit_with(&mut self, mut admission: Admission) -> ResponseFuture<Result<(), Refusal>> {
-        let Admission { keeper, prepared, .. } = &mut admission;
+    fn admit_with(
+        &mut self,
+        keeper: Keeper,
+        mut admit: Admit,
+        me: Addr<Self>,
+    ) -> ResponseFuture<Result<(), Refusal>> {
+        let prepared = &mut *admit.prepared;
         let digest = request_digest(&keeper.digest_key, &prepared.shell.digest);
         // Through the compatible service a closed job runs again (service.md §3.1).
         let asks_again = matches!(prepared.shell.origin, RequestOrigin::Proto | RequestOrigin::ProtoPlain);
@@ -205,8 +194,8 @@ impl Supervisor {
                 return Box::pin(std::future::ready(Err(refusal)));
             }
         };
-        let (asked, request) = self.start_asking(admission, placed);
-        let (me, port, link) = (asked.me.clone(), self.port.clone(), asked.keeper.link.clone());
+        let (asked, request) = self.start_asking(keeper, admit, placed, &me);
+        let (port, link) = (self.port.clone(), asked.keeper.link.clone());
         Box::pin(async move {
             let registered = port.unless_silent(link.ask(request)).await.unwrap_or(Err(LinkError::Silent));
             me.send(AdmitRegistered { registered, asked: Box::new(asked) })
@@ -217,15 +206,21 @@ impl Supervisor {
 
     /// Makes the actor of a job, and the request to the keeper to take the job. The job is registered, and begins, once
     /// the keeper has it.
-    fn start_asking(&mut self, admission: Admission, placed: Placed) -> (AskedJob, Request) {
-        let Admission { keeper, mut prepared, reservation, caller, me } = admission;
+    fn start_asking(
+        &mut self,
+        keeper: Keeper,
+        admit: Admit,
+        placed: Placed,
+        me: &Addr<Self>,
+    ) -> (AskedJob, Request) {
+        let Admit { mut prepared, reservation, caller } = admit;
         let key = prepared.id.key();
         let request = register_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
         let has_slot = self.queue.is_running(&prepared.id);
         let folder = prepared.folder.clone();
         let labels = std::mem::take(&mut prepared.labels);
-        let (view, job) = self.start_job(&keeper, prepared, placed, me.clone(), has_slot);
-        (AskedJob { keeper, folder, labels, reservation, caller, me, view, job }, request)
+        let (view, job) = self.start_job(&keeper, *prepared, placed, me, has_slot);
+        (AskedJob { keeper, folder, labels, reservation, caller, view, job }, request)
     }
 
     /// Handles the keeper's answer: registers the job or undoes everything.
@@ -233,6 +228,7 @@ impl Supervisor {
         &mut self,
         registered: Result<Reply, LinkError>,
         asked: AskedJob,
+        me: Addr<Self>,
     ) -> Result<(), Refusal> {
         let AskedJob { keeper, view, .. } = &asked;
         let taken = match registered {
@@ -253,7 +249,7 @@ impl Supervisor {
         };
         match taken {
             Ok(()) => {
-                self.register(asked);
+                self.register(asked, me);
                 Ok(())
             }
             Err(refusal) => {
@@ -268,8 +264,8 @@ impl Supervisor {
         }
     }
 
-    fn register(&mut self, asked: AskedJob) {
-        let AskedJob { labels, reservation, me, view, job, .. } = asked;
+    fn register(&mut self, asked: AskedJob, me: Addr<Self>) {
+        let AskedJob { labels, reservation, view, job, .. } = asked;
         let id = view.id.clone();
         labels.tell_registered(&id);
         reservation.register(view, job.clone());
@@ -277,7 +273,7 @@ impl Supervisor {
             // A defect ended the job before anyone could know of it.
             deliver(&me, JobBroken(id));
         } else if self.queue.is_running(&id) {
-            self.begins.push_back(job);
+            self.begins.push_back(job.recipient());
             if self.begins.len() == 1 {
                 begin_next_later(me);
             }
@@ -287,12 +283,12 @@ impl Supervisor {
     fn start_job(
         &self,
         keeper: &Keeper,
-        prepared: Prepared,
+        prepared: PreparedJob,
         placed: Placed,
-        me: Addr<Self>,
+        me: &Addr<Self>,
         has_slot: bool,
     ) -> (Arc<JobView>, Addr<JobActor>) {
-        let Prepared { id, folder, shell, redactor, machine, .. } = prepared;
+        let PreparedJob { id, folder, shell, redactor, machine, .. } = prepared;
         let group = self.context.sync_group.clone();
         let log = LogFeed::growing(0, group.clone(), &folder);
         let trace = TraceFeed::growing(0, group);
@@ -303,7 +299,7 @@ impl Supervisor {
             context: Arc::clone(&self.context),
             folder,
             link: keeper.link.clone(),
-            supervisor: me,
+            supervisor: ToSupervisor::new(me),
             machine,
             redactor,
             shell,
@@ -352,13 +348,4 @@ fn not_registered(error: &LinkError) -> Refusal {
         | LinkError::Refused(KeeperError::UnknownJob) => Reason::KeeperUnavailable,
     };
     refusal(reason, format!("the keeper did not take the job: {}", Chain(error)))
-}
-
-pub(super) fn store_refusal(error: &StoreError) -> Refusal {
-    refusal(error.reason(), Chain(error).to_string())
-}
-
-/// Builds a refusal, with a retry delay if a retry may help.
-pub(super) fn refusal(reason: Reason, text: String) -> Refusal {
-    Refusal { retry_after: reason.may_pass().then_some(RETRY), ..Refusal::new(reason, text) }
 }

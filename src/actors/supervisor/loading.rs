@@ -13,13 +13,12 @@ use actix::{ActorFutureExt, Context, WrapFuture};
 use tokio::sync::oneshot;
 
 use super::Supervisor;
-use super::revive::Start;
-use crate::actors::admission::{Head, JobActorSpec, read_head};
-use crate::actors::job::{
-    JobActor, JobParts, PerformedEffects, RegisteredRequest, Replay, Reports, ResumedState,
-};
+use super::times::Start;
+use crate::actors::job::{JobActor, JobParts, PerformedEffects, Replay, Reports, ResumedState};
 use crate::actors::keeper_port::{Keeper, KeeperPort};
+use crate::actors::messages::{RegisteredRequest, ToSupervisor};
 use crate::actors::redact::Redactor;
+use crate::actors::spec::{JobActorSpec, read_head};
 use crate::actors::view::JobView;
 use crate::error::Chain;
 use crate::job::event::Event;
@@ -208,7 +207,7 @@ impl Supervisor {
             view,
             context: Arc::clone(&self.context),
             link: keeper.link,
-            supervisor: me.address(),
+            supervisor: ToSupervisor::new(&me.address()),
             machine,
             redactor,
             shell,
@@ -301,7 +300,7 @@ pub(super) async fn load(
 fn replay(stream: &[u8]) -> Result<LoadedRecord, String> {
     let mut events = Events(stream);
     let head = events.next().ok_or("the record is empty")?;
-    let Head { shell, accepted } = read_head(head).ok_or("the record's head is damaged")?;
+    let (shell, accepted) = read_head(head).ok_or("the record's head is damaged")?;
     let Event::Accepted(spec) = accepted else {
         return Err("the record does not begin with a request".into());
     };

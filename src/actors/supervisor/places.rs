@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use super::Supervisor;
-use super::admit::{refusal, store_refusal};
+use super::refusals::{refusal, store_refusal};
 use super::remove::request_digest;
-use crate::actors::admission::{Brief, JobActorSpec, Prepared};
-use crate::actors::job::RegisteredRequest;
+use crate::actors::admission::PreparedJob;
 use crate::actors::left_over::LeftOvers;
+use crate::actors::messages::RegisteredRequest;
+use crate::actors::spec::{Brief, JobActorSpec};
 use crate::clock;
 use crate::error::Chain;
 use crate::model::{Reason, Refusal};
@@ -23,7 +24,7 @@ pub(super) struct Placed {
 
 impl Supervisor {
     /// Makes the job's folder and its directories. On failure nothing is left behind.
-    pub(super) fn make_places(&self, prepared: &mut Prepared) -> Result<Placed, Refusal> {
+    pub(super) fn make_places(&self, prepared: &mut PreparedJob) -> Result<Placed, Refusal> {
         let JobActorSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
         if self.registry.is_broken(prepared.id.key()) {
             let removed = prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?;

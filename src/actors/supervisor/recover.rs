@@ -11,15 +11,17 @@ use tokio::time::timeout;
 
 use super::Supervisor;
 use super::loading::{PendingReplay, ResumedJob, START_WAIT, take_all};
-use super::revive::{Start, Times, before_start};
-use crate::actors::admission::Brief;
+use super::times::{Start, Times, before_start};
 use crate::actors::deliver;
 use crate::actors::host::Host;
-use crate::actors::job::{Begin, JobActor};
+use crate::actors::job::JobActor;
 use crate::actors::keeper_port::{Keeper, KeeperProblem};
 use crate::actors::log_sink::LogFeed;
+use crate::actors::messages::Begin;
+use crate::actors::spec::Brief;
+use crate::actors::stored::{StepEvent, StoredKind};
 use crate::actors::sync_group::NotSynced;
-use crate::actors::trace_sink::{StepEvent, StoredKind, TraceFeed};
+use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{FilesState, JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
@@ -59,10 +61,10 @@ impl Handler<Recover> for Supervisor {
     type Result = ResponseActFuture<Self, Result<(), RecoveryError>>;
 
     fn handle(&mut self, _: Recover, ctx: &mut Context<Self>) -> Self::Result {
-        let (asked, port) = (ctx.address(), self.port.clone());
+        let (me, port) = (ctx.address().recipient(), self.port.clone());
         let find = async move {
             loop {
-                let Some((keeper, holdings)) = port.find(&asked).await? else {
+                let Some((keeper, holdings)) = port.find(&me).await? else {
                     return Ok((None, ResumedJobs::new(), vec![]));
                 };
                 match take_all(&port, &keeper, holdings.jobs).await {

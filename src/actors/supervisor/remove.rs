@@ -9,12 +9,12 @@ use actix::Context;
 use sha2::{Digest, Sha256};
 
 use super::Supervisor;
-use super::admit::RETRY;
-use crate::actors::admission::DaemonContext;
+use super::refusals::RETRY;
+use crate::actors::context::DaemonContext;
 use crate::actors::deliver;
-use crate::actors::job::CancelAsk;
 use crate::actors::keeper_port::KeeperPort;
 use crate::actors::left_over::LeftOvers;
+use crate::actors::messages::CancelAsk;
 use crate::actors::registry::{Removal, Remove};
 use crate::actors::view::{FilesState, JobView};
 use crate::clock;

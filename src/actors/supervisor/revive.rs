@@ -7,14 +7,16 @@ use actix::{ActorFuture, ActorFutureExt, AsyncContext, WrapFuture};
 
 use super::Supervisor;
 use super::loading::{NotLoaded, PendingReplay, ResumedJob, load};
+use super::times::{Times, wall_age};
 use crate::actors::deliver;
-use crate::actors::job::{Defect, JobActor, KeeperEventArrived, KeeperLost};
+use crate::actors::job::JobActor;
 use crate::actors::log_sink::{LogFeed, LogSink};
-use crate::actors::trace_sink::{StoredKind, TraceFeed};
+use crate::actors::messages::{Defect, KeeperEventArrived, KeeperLost};
+use crate::actors::stored::StoredKind;
+use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{FilesState, JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
-use crate::job::reaper::Moment;
 use crate::journal::event::End;
 use crate::keeper::protocol::{RegisteredJob, Reply, Request};
 use crate::model::{JobId, JobState, Outcome, StepUsage};
@@ -127,38 +129,6 @@ impl Supervisor {
     }
 }
 
-/// Start of a job.
-#[derive(Clone, Copy)]
-pub(super) struct Start {
-    /// Microseconds since the epoch.
-    pub(super) at: i64,
-    pub(super) since: Moment,
-}
-
-/// Points in time from which the age of a job counts.
-#[derive(Clone, Copy)]
-pub(super) struct Times {
-    pub(super) started: Option<Start>,
-    /// Registration.
-    pub(super) waits: Moment,
-}
-
-impl Start {
-    /// Computes the age by the wall clock: there is no other clock if the journal has no boot time (service.md §6.3).
-    pub(super) fn by_wall(at: i64) -> Self {
-        Self { at, since: before_start(wall_age(at)) }
-    }
-}
-
-/// [`Moment::before_start`] with the current uptime.
-pub(super) fn before_start(age: Duration) -> Moment {
-    Moment::before_start(age, clock::uptime())
-}
-
-fn wall_age(at: i64) -> Duration {
-    Duration::from_micros(u64::try_from(clock::now_micros().saturating_sub(at)).unwrap_or(0))
-}
-
 impl Supervisor {
     /// Returns the age of an event of a job. `at` is its time by the wall clock, `boot` by the clock since the host's
     /// boot. If the host has not booted since, uses `boot`, because that clock never jumps (faults.md row 63).
@@ -193,7 +163,7 @@ impl Supervisor {
 
 #[cfg(test)]
 mod tests {
-    use crate::actors::admission::HEAD_FORMAT;
+    use crate::actors::spec::HEAD_FORMAT;
     use crate::job::record;
     use crate::keeper::protocol::PROTOCOL_VERSION;
 

@@ -3,23 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{ActorFutureExt, Context, Handler, Message, ResponseActFuture, WrapFuture};
+use actix::{ActorFutureExt, Context, Handler, ResponseActFuture, WrapFuture};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Stop, Supervisor};
+use crate::actors::messages::Shutdown;
 use crate::actors::view::JobView;
 use crate::config::OnStop;
 use crate::failpoint;
 use crate::model::CancelCause;
-
-/// Stops the service: no new job is admitted. The answer comes when all jobs have ended or the time is up. It is the
-/// unused part of `shutdown_grace`.
-#[derive(Message)]
-#[rtype(result = "Duration")]
-pub(crate) struct Shutdown {
-    /// Kill everything now.
-    pub(crate) at_once: bool,
-}
 
 impl Handler<Shutdown> for Supervisor {
     type Result = ResponseActFuture<Self, Duration>;

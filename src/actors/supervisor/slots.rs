@@ -2,19 +2,20 @@
 
 use std::io;
 
-use actix::{AsyncContext, Context, Handler, Message, ResponseFuture};
+use actix::{AsyncContext, Context, Handler, ResponseFuture};
 
-use super::admit::RETRY;
+use super::refusals::RETRY;
 use super::{Stop, Supervisor};
-use crate::actors::admission::{JobActorSpec, Prepared, Share};
+use crate::actors::admission::PreparedJob;
 use crate::actors::deliver;
-use crate::actors::job::{Begin, NotRegistered, RegisteredRequest};
 use crate::actors::keeper_port::KeeperProblem;
+use crate::actors::messages::{Begin, NotRegistered, Operate, QueueOrder, RegisterAgain};
+use crate::actors::spec::Share;
 use crate::config::{Config, QueuePolicy, Reloaded};
 use crate::failpoint;
 use crate::keeper::link::{KeeperLink, LinkError};
 use crate::keeper::protocol::{KeeperError, Reply};
-use crate::model::{JobId, JobKey, Reason, Refusal};
+use crate::model::{JobId, Reason, Refusal};
 use crate::queue::{Full, Policy, QueueLimits, Submitted};
 use crate::store;
 
@@ -37,7 +38,7 @@ pub(super) fn rules(config: &Config) -> (Policy, QueueLimits) {
 
 impl Supervisor {
     /// Puts the job in the queue; it may get a slot at once.
-    pub(super) fn enqueue(&mut self, prepared: &mut Prepared) -> Result<(), Refusal> {
+    pub(super) fn enqueue(&mut self, prepared: &mut PreparedJob) -> Result<(), Refusal> {
         let share = &prepared.shell.share;
         let mut starts = Vec::new();
         let submitted =
@@ -97,11 +98,6 @@ impl Supervisor {
     }
 }
 
-/// Asks for the waiting jobs, in the order in which they will start.
-#[derive(Message)]
-#[rtype(result = "Vec<JobId>")]
-pub(in crate::actors) struct QueueOrder;
-
 impl Handler<QueueOrder> for Supervisor {
     type Result = Vec<JobId>;
 
@@ -116,20 +112,6 @@ fn refusal(full: Full) -> Refusal {
         Full::Bytes { waiting, limit } => format!("{waiting} bytes of jobs waiting (limit {limit})"),
     };
     Refusal::for_now(Reason::QueueFull, text, RETRY)
-}
-
-/// A request of the operator to a running daemon (queue.md §2, §6).
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(in crate::actors) enum Operate {
-    /// Start no waiting job.
-    Pause,
-    /// Start them again.
-    Resume,
-    /// Apply new settings.
-    Configure(Box<Config>),
-    /// Do nothing: the answer shows that this actor works.
-    Answer,
 }
 
 impl Handler<Operate> for Supervisor {
@@ -171,18 +153,6 @@ impl Supervisor {
     }
 }
 
-/// Hands a waiting job whose keeper died to the next keeper: no step of it has run (architecture.md).
-#[derive(Message)]
-#[rtype(result = "Result<KeeperLink, NotRegistered>")]
-pub(in crate::actors) struct RegisterAgain {
-    pub(in crate::actors) key: JobKey,
-    pub(in crate::actors) shell: JobActorSpec,
-    pub(in crate::actors) request: RegisteredRequest,
-    pub(in crate::actors) tag: u128,
-    /// Length of its log, as its last keeper reported.
-    pub(in crate::actors) log_len: u64,
-}
-
 impl From<KeeperProblem> for NotRegistered {
     fn from(problem: KeeperProblem) -> Self {
         match problem {
@@ -218,7 +188,7 @@ impl Handler<RegisterAgain> for Supervisor {
         ctx: &mut Context<Self>,
     ) -> Self::Result {
         failpoint::hit("actors::supervisor::register_again");
-        let (port, me) = (self.port.clone(), ctx.address());
+        let (port, me) = (self.port.clone(), ctx.address().recipient());
         Box::pin(async move {
             let keeper = port.get(&me).await?;
             let asked = super::admit::register_request(&shell, key, &keeper, &request, tag, log_len);

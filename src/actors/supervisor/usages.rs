@@ -2,22 +2,17 @@
 
 use std::time::Duration;
 
-use actix::{Context, Handler, Message, ResponseFuture};
+use actix::{Context, Handler, ResponseFuture};
 use tokio::time::timeout;
 
 use super::Supervisor;
+use crate::actors::messages::ReadUsages;
 use crate::keeper::protocol::{Reply, Request};
 use crate::model::JobKey;
 use crate::process::cgroup::Usage;
 
 /// Longest wait for the keeper: Status does not wait for one that is busy.
 const USAGE_WAIT: Duration = Duration::from_millis(50);
-
-/// Asks the keeper, if it lives, for the resource use of these jobs. Jobs that it does not know are missing from the
-/// answer.
-#[derive(Message)]
-#[rtype(result = "Vec<(JobKey, Usage)>")]
-pub(in crate::actors) struct ReadUsages(pub(in crate::actors) Vec<JobKey>);
 
 impl Handler<ReadUsages> for Supervisor {
     type Result = ResponseFuture<Vec<(JobKey, Usage)>>;

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use super::*;
+use crate::actors::redact::MaskedResult;
 use crate::model::{JobId, StepStatus};
 use crate::process::host::this_process;
 use crate::store::StateDir;

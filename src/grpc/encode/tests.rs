@@ -43,7 +43,7 @@ fn the_deepest_values_in_the_deepest_result_can_be_decoded() {
 
 #[test]
 fn what_lies_too_deep_is_shown_as_its_json_text() {
-    let mut shown = value(&nested(18, |inner| json!([inner])), MAX_LEVELS);
+    let mut shown = value::of_json(&nested(18, |inner| json!([inner])), MAX_LEVELS);
     for _ in 0..MAX_LEVELS {
         let Some(PbKind::ListValue(mut list)) = shown.kind else { panic!("an array") };
         shown = list.values.remove(0);

@@ -21,8 +21,8 @@ use clients::new_request;
 use futures_util::future::join_all;
 use stage::{PLAYED, Played, Stage, Virtual, living};
 use step_runner::actors::handle::JobsHandle;
-use step_runner::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
-use step_runner::actors::trace_sink::Encode;
+use step_runner::actors::stored::Encode;
+use step_runner::actors::supervisor::{SupervisorEnd, SupervisorParts};
 use step_runner::clock::{self};
 use step_runner::config::{Config, Limit, QueuePolicy};
 use step_runner::fetch::{CacheLimits, Fetcher};
@@ -282,7 +282,7 @@ impl World {
             let set = Rc::clone(&set);
             async move { set.run_until(std::future::pending::<()>()).await }
         });
-        let started = set.spawn_local(Supervisor::start_recovered(parts)).await;
+        let started = set.spawn_local(JobsHandle::start_recovered(parts)).await;
         match started {
             Ok(Ok((jobs, ended))) => self.daemon = Some(Daemon { set, driver, jobs, ended }),
             Ok(Err(error)) => self.wrong(format!("the daemon does not start: {error}")),

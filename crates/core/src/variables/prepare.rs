@@ -8,13 +8,14 @@ use step_runner_model::Variable;
 
 use super::expand::expand;
 use super::{
-    Base, FileVariable, JobPart, LogLevel, MAX_ENTRIES, MAX_ENTRY, MAX_EXPANDED, MAX_FILE_KEY, MAX_TOTAL,
-    Prepared, Request, RequestList, Service, VariableError,
+    Base, FileVariable, LogLevel, MAX_ENTRIES, MAX_ENTRY, MAX_EXPANDED, MAX_FILE_KEY, MAX_TOTAL, Prepared,
+    RequestList, Service, VariableError,
 };
+use crate::request::{JobPart, RunEnvironment};
 
 /// Prepares a request. `vars_dir` is the job's own folder for file variables (variables.md §3).
 pub fn prepare(
-    request: &Request,
+    request: &RunEnvironment,
     service: Service,
     base: &Base,
     vars_dir: &str,
@@ -64,7 +65,7 @@ pub fn prepare(
 }
 
 /// Checks everything that does not depend on expansion (variables.md §6).
-fn check_shape(request: &Request, job: &JobPart, service: Service) -> Result<(), VariableError> {
+fn check_shape(request: &RunEnvironment, job: &JobPart, service: Service) -> Result<(), VariableError> {
     if service == Service::V1 && request.job.is_some() && !request.env.is_empty() {
         return Err(VariableError::JobAndEnv);
     }
@@ -254,7 +255,7 @@ fn log_level(
 }
 
 /// Returns the values of masked variables, as sent and expanded, then the request's own phrases (variables.md §5).
-fn phrases(request: &Request, job: &JobPart, values: &ExpandedValues<'_>) -> Vec<Vec<u8>> {
+fn phrases(request: &RunEnvironment, job: &JobPart, values: &ExpandedValues<'_>) -> Vec<Vec<u8>> {
     let masked = job.variables.iter().enumerate().filter(|(_, variable)| variable.masked);
     let values = masked.flat_map(|(index, variable)| {
         [Some(variable.value.as_str()), values.get(&index).map(Cow::as_ref)].into_iter().flatten()

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use libtest_mimic::Failed;
 use serde::Deserialize;
 use serde_json::Value;
-use step_runner_core::variables::{Base, EnvBase, JobPart, Masking, Prepared, Request, Service, prepare};
+use step_runner_core::request::{JobPart, Masking, RunEnvironment};
+use step_runner_core::variables::{Base, EnvBase, Prepared, Service, prepare};
 use step_runner_model::Variable;
 
 /// Placeholder for the job's own directory of file variables.
@@ -103,8 +104,8 @@ fn texts(map: &BTreeMap<String, Text>) -> BTreeMap<String, String> {
 }
 
 impl VectorRequest {
-    fn get(&self) -> Request {
-        Request {
+    fn get(&self) -> RunEnvironment {
+        RunEnvironment {
             work_dir: self.work_dir.clone(),
             env: texts(&self.env).into_iter().collect(),
             job: self.job.as_ref().map(|job| JobPart {

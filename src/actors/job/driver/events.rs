@@ -2,14 +2,15 @@
 //! with the effects. Further inputs wait meanwhile, so events are handled and recorded in the order in which they came.
 
 use super::Driver;
+use crate::actors::messages::EndedStep;
 use crate::error::Chain;
 use crate::job::effect::Effect;
-use crate::job::event::{Event, FileContent, ProcessEnd, ProcessNumber, TimerId};
+use crate::job::event::{Event, ProcessEnd, ProcessNumber, TimerId};
 use crate::job::machine::Machine;
 use crate::job::record::Recorder;
 use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::Request;
-use crate::model::{FinishedProcess, JobKey};
+use crate::model::JobKey;
 
 /// The machine of a job, and the encoder of the record from which a next daemon rebuilds it. Both handle an event
 /// together, on any thread.
@@ -61,24 +62,6 @@ pub(in crate::actors::job) enum DeferredInput {
     },
     /// Call [`Driver::collect_results`].
     CollectResults,
-}
-
-/// A process that is over and whose files are read.
-pub(in crate::actors) struct EndedStep {
-    /// Number of the process.
-    pub(in crate::actors) process: ProcessNumber,
-    /// Its end.
-    pub(in crate::actors) end: ProcessEnd,
-    /// Name of the shell that ran the script, for a script.
-    pub(in crate::actors) shell: Option<String>,
-    /// Content of the output file.
-    pub(in crate::actors) outputs: Option<FileContent>,
-    /// Content of the export file.
-    pub(in crate::actors) exports: Option<FileContent>,
-    /// Its run, as the keeper saw it.
-    pub(in crate::actors) ran: Option<FinishedProcess>,
-    /// True if the keeper closes the job with it.
-    pub(in crate::actors) closes: bool,
 }
 
 impl RecordedMachine {

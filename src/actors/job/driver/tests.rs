@@ -9,10 +9,11 @@ use proptest::prelude::*;
 
 use super::waiting::{MAX_DIED, MAX_REFUSED};
 use super::*;
+use crate::actors::messages::NotRegistered;
 use crate::job::event::FetchFailure;
 use crate::journal::event::End;
 use crate::lang::diagnostic::Class;
-use crate::model::{EndClass, ExitStatus, Outcome};
+use crate::model::{CancelCause, EndClass, ExitStatus, Outcome};
 use fixtures::{AT, machine, step_ended, storage_error};
 use stage::{Happening, Stage, Story};
 

@@ -1,11 +1,9 @@
 //! A job that waits for its slot (docs/spec/queue.md §5). No step of it has run, so it survives its keeper: the next
 //! one takes it. Requests to a job that no keeper holds wait here.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::phase::Phase;
-use super::{CancelAsk, Driver, Reaction};
+use crate::actors::messages::{CancelAsk, NotRegistered, RegisteredRequest};
 
 /// Limit on keepers that die in a row. So many deaths are no coincidence.
 pub(super) const MAX_DIED: u32 = 5;
@@ -20,34 +18,14 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// … up to this limit.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// A job's request, in the form that the keeper holds.
-#[derive(Clone, Default)]
-pub(in crate::actors) struct RegisteredRequest {
-    /// First event of the record.
-    pub(in crate::actors) head: Arc<[u8]>,
-    /// See [`Brief`](crate::actors::admission::Brief).
-    pub(in crate::actors) brief: Arc<[u8]>,
-}
-
-/// Reason why no keeper has taken a waiting job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::actors) enum NotRegistered {
-    /// The next keeper died too; the report of that is under way.
-    Died,
-    /// Temporary: processes, memory or descriptors are used up, or the keeper is silent.
-    NotNow,
-    /// Permanent: no keeper can be started, or the keeper refuses the job.
-    Impossible,
-}
-
 /// Next act of the actor after a keeper did not take the job.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::actors::job) enum NextAttempt {
-    /// None: [`Driver::keeper_lost`] will start the next attempt, or the job ends already.
+    /// None: [`Driver::keeper_lost`](super::Driver::keeper_lost) will start the next attempt, or the job ends already.
     Nothing,
-    /// Call [`Driver::keeper_lost`] after this pause. The job stays in the queue (docs/spec/service.md §6.4).
+    /// Call [`Driver::keeper_lost`](super::Driver::keeper_lost) after this pause. The job stays in the queue (docs/spec/service.md §6.4).
     After(Duration),
-    /// End the job without a keeper ([`Driver::collect_results`]).
+    /// End the job without a keeper ([`Driver::collect_results`](super::Driver::collect_results)).
     Interrupt,
 }
 
@@ -131,6 +109,15 @@ impl Waiting {
         self.request.clone()
     }
 
+    /// Notes that a keeper holds the job again. Returns the requests that have waited for it.
+    pub(super) fn registered_again(&mut self) -> WaitingRequests {
+        (self.died, self.refused) = (0, 0);
+        match std::mem::replace(&mut self.keeper, Holder::Registered) {
+            Holder::Registered => WaitingRequests::default(),
+            Holder::Lost { requests, .. } => requests,
+        }
+    }
+
     pub(super) fn into_requests(self) -> WaitingRequests {
         match self.keeper {
             Holder::Registered => WaitingRequests::default(),
@@ -138,13 +125,13 @@ impl Waiting {
         }
     }
 
-    fn is_paused(&self) -> bool {
+    pub(super) fn is_paused(&self) -> bool {
         matches!(self.keeper, Holder::Lost { is_paused: true, .. })
     }
 
     /// Decides about the next attempt. There is none if the job is to end anyway: that needs no keeper, because no step
     /// has run.
-    fn next_attempt(&mut self, reason: NotRegistered) -> NextAttempt {
+    pub(super) fn next_attempt(&mut self, reason: NotRegistered) -> NextAttempt {
         match reason {
             NotRegistered::Died => {
                 self.died += 1;
@@ -171,40 +158,5 @@ impl Waiting {
 impl WaitingRequests {
     const fn end_the_job(&self) -> bool {
         self.cancel.is_some() || self.defect.is_some()
-    }
-}
-
-impl Driver {
-    /// Takes the answer that no keeper holds the waiting job.
-    pub(in crate::actors::job) fn not_registered(&mut self, reason: NotRegistered) -> NextAttempt {
-        let Phase::Waiting(waiting) = &mut self.phase else { return NextAttempt::Nothing };
-        let next = waiting.next_attempt(reason);
-        if next == NextAttempt::Interrupt {
-            self.interrupt();
-        }
-        next
-    }
-
-    /// Takes the answer that a keeper holds the waiting job again. Returns the requests that have waited for it; `None`
-    /// if the job does not wait any more.
-    pub(in crate::actors::job) fn registered_again(&mut self) -> Option<WaitingRequests> {
-        let Phase::Waiting(waiting) = &mut self.phase else { return None };
-        (waiting.died, waiting.refused) = (0, 0);
-        match std::mem::replace(&mut waiting.keeper, Holder::Registered) {
-            Holder::Registered => Some(WaitingRequests::default()),
-            Holder::Lost { requests, .. } => Some(requests),
-        }
-    }
-
-    /// Ends the job now if it should end and no keeper is available. While an attempt is under way, its answer
-    /// decides.
-    pub(super) fn end_without_keeper(&mut self) -> Reaction {
-        match &self.phase {
-            Phase::Waiting(waiting) if waiting.is_paused() => {
-                self.interrupt();
-                Reaction::Interrupt
-            }
-            _ => Reaction::Nothing,
-        }
     }
 }

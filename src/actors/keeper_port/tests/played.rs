@@ -12,6 +12,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::task::LocalSet;
 
 use super::*;
+use crate::actors::supervisor::Supervisor;
 use crate::keeper::protocol::ToKeeper;
 use crate::model::ProcessInfo;
 use crate::process::remains::Remains;
@@ -122,7 +123,7 @@ impl Host for Silent {
 pub(super) struct Scene {
     pub(super) port: KeeperPort,
     pub(super) host: Arc<Silent>,
-    pub(super) supervisor: Addr<Supervisor>,
+    pub(super) supervisor: Recipient<KeeperGone>,
     pub(super) begun: Instant,
     _dir: tempfile::TempDir,
 }
@@ -136,7 +137,7 @@ impl Scene {
         let port =
             KeeperPort::new(state, Arc::default(), Arc::default(), false, Arc::clone(&host) as _).unwrap();
         // Nobody reads this mailbox.
-        let supervisor = Context::<Supervisor>::new().address();
+        let supervisor = Context::<Supervisor>::new().address().recipient();
         Self { port, host, supervisor, begun: Instant::now(), _dir: dir }
     }
 

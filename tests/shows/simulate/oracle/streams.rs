@@ -1,7 +1,7 @@
 //! Checks the data that followers of logs and steps receive.
 
 use super::{Follower, Oracle};
-use step_runner::actors::trace_sink::StoredKind;
+use step_runner::actors::stored::StoredKind;
 use step_runner::actors::view::JobStatus;
 use step_runner::grpc::stored_kind;
 use step_runner::model::{Reason, Refusal};

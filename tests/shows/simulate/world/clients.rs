@@ -7,10 +7,10 @@ use super::{World, job_id};
 use crate::simulate::request::CLEANUP;
 use crate::simulate::schedule::Schedule;
 use indexmap::IndexMap;
-use step_runner::actors::handle::{JobsHandle, RequestLabels, RunRequest};
+use step_runner::actors::handle::JobsHandle;
 use step_runner::actors::log_sink::MAX_MESSAGE;
 use step_runner::model::JobId;
-use step_runner::variables::{self};
+use step_runner::request::{RequestLabels, RequestOrigin, Run, RunEnvironment};
 use tokio::time::sleep;
 
 impl World {
@@ -142,23 +142,23 @@ impl World {
     }
 }
 
-pub(super) fn request(schedule: &Schedule, id: u64, content: u64) -> RunRequest {
+pub(super) fn request(schedule: &Schedule, id: u64, content: u64) -> Run {
     let planned = &schedule.requests[id as usize][content as usize];
     new_request(job_id(id), planned.text(), content, planned.limit)
 }
 
-pub(super) fn long_request(number: u64) -> RunRequest {
+pub(super) fn long_request(number: u64) -> Run {
     let id = JobId::parse(&format!("last-{number}")).unwrap();
     new_request(id, "[{name: s, script: 'sim 999 1 10000000 0 0 1 0'}]".into(), 0, None)
 }
 
-pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Option<Duration>) -> RunRequest {
-    RunRequest {
+pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Option<Duration>) -> Run {
+    Run {
         id,
         digest: [content as u8 + 1; 32],
         size: steps.len(),
         labels: RequestLabels::default(),
-        variables: variables::Request::default(),
+        environment: RunEnvironment::default(),
         steps,
         file: None,
         inputs: IndexMap::new(),
@@ -168,6 +168,6 @@ pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Optio
         errexit: false,
         trace_sections: false,
         limits: step_runner::model::ResourceLimits::default(),
-        origin: step_runner::store::RequestOrigin::V1,
+        origin: RequestOrigin::V1,
     }
 }

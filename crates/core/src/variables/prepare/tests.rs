@@ -18,16 +18,16 @@ fn masked(key: &str, value: &str) -> Variable {
     Variable { masked: true, ..plain(key, value) }
 }
 
-fn with_job(variables: Vec<Variable>) -> Request {
+fn with_job(variables: Vec<Variable>) -> RunEnvironment {
     let job = JobPart { variables, build_dir: "/b".to_owned(), ..JobPart::default() };
-    Request { job: Some(job), ..Request::default() }
+    RunEnvironment { job: Some(job), ..RunEnvironment::default() }
 }
 
-fn with_env(env: Vec<(String, String)>) -> Request {
-    Request { env, ..Request::default() }
+fn with_env(env: Vec<(String, String)>) -> RunEnvironment {
+    RunEnvironment { env, ..RunEnvironment::default() }
 }
 
-fn v1(request: &Request) -> Result<Prepared, VariableError> {
+fn v1(request: &RunEnvironment) -> Result<Prepared, VariableError> {
     prepare(request, Service::V1, &Base::default(), "/jobs/1/vars")
 }
 
@@ -95,7 +95,7 @@ fn fault_38_bad_entries_are_named_by_index_and_never_quoted() {
     assert_eq!(error.to_string(), "value of variable 1 holds a NUL byte: only a file variable may");
     let error = v1(&with_env(vec![("s3cret=x".to_owned(), String::new())])).unwrap_err();
     assert_eq!(error.to_string(), "key of env entry 0 is a text with `=`");
-    let nul = Request { work_dir: "/a\0".to_owned(), ..Request::default() };
+    let nul = RunEnvironment { work_dir: "/a\0".to_owned(), ..RunEnvironment::default() };
     assert_eq!(v1(&nul).unwrap_err().reason(), Reason::InvalidPath);
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 
-use crate::actors::job::driver::{EndedStep, RecordedMachine};
+use crate::actors::job::driver::RecordedMachine;
+use crate::actors::messages::EndedStep;
 use crate::actors::sync_group::NotSynced;
 use crate::job::event::{JobSpec, ProcessEnd, ProcessNumber};
 use crate::job::machine::Machine;

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use super::fixtures::{AT, ended, key, machine, spec, step_ended, storage_error};
 use crate::actors::job::driver::{
     Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedRoot, EventReaction, KeeperLoss, NextAttempt,
-    NotRegistered, PerformedEffects, Reaction, RecordToSend, RecordedMachine, RegisteredRequest, Reports,
-    ResumedState, WaitingRequests,
+    PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState, WaitingRequests,
 };
+use crate::actors::messages::{NotRegistered, RegisteredRequest};
 use crate::job::effect::StepNote;
 use crate::job::event::{Event, Fetched, ProcessNumber};
 use crate::job::machine::Machine;
