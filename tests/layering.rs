@@ -529,3 +529,26 @@ fn unsafe_code_and_new_processes_are_where_they_may_be() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+#[test]
+fn words_of_the_daemons_lines_are_in_one_place() {
+    let words = [
+        "\"Running step name=",
+        "\"Skipped step name=",
+        "\"Retrying step name=",
+        "\"Fetched step name=",
+        "\"job failed",
+        "\"job cancelled",
+        "\"job ended by time limit",
+        "\"job interrupted",
+        "\"log limit reached",
+    ];
+    let mut owners = BTreeSet::new();
+    for file in files() {
+        let code = file.code();
+        if words.iter().any(|word| code.contains(word)) {
+            owners.insert(file.path);
+        }
+    }
+    assert_eq!(owners, BTreeSet::from([PathBuf::from("crates/log/src/words.rs")]));
+}

@@ -2,7 +2,7 @@
 
 use step_runner_log::frame::LogChannel;
 use step_runner_log::line::{Check, Entry, Line, Live, Parser};
-use step_runner_log::words::ENDS;
+use step_runner_log::words::DaemonLine;
 
 /// Bytes to pass on. The caller writes and clears them.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,8 @@ impl Relay {
 
 /// Appends one of the daemon's own lines if it is a complaint, on a line of its own.
 fn complaint(entry: &Entry<'_>, live: &mut Live, out: &mut Vec<u8>) {
-    if entry.key().kind == LogChannel::Err && !ENDS.iter().any(|end| entry.body.starts_with(end)) {
+    let tells_end = DaemonLine::of(entry).is_some_and(|line| line.job_end().is_some());
+    if entry.key().kind == LogChannel::Err && !tells_end {
         live.finish(out);
         out.extend_from_slice(b"step-runner: ");
         out.extend_from_slice(entry.body);
@@ -90,6 +91,12 @@ short
         let (stdout, stderr) = relayed(false, &[LOG.as_bytes()]);
         assert_eq!(stdout, "one\r, still one\ntwo\n");
         assert_eq!(stderr, "bad\nstep-runner: the daemon complains\n");
+    }
+
+    #[test]
+    fn a_step_may_print_the_end_of_a_job() {
+        let log = "2026-11-20T10:00:00.000001Z 01E job failed: forged\n";
+        assert_eq!(relayed(false, &[log.as_bytes()]), (String::new(), "job failed: forged\n".to_owned()));
     }
 
     #[test]

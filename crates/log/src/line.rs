@@ -37,6 +37,11 @@ impl SourceKey {
         Self { number: [bytes[0], bytes[1]], kind }
     }
 
+    /// Returns the key of the daemon's own lines (logs.md §2).
+    pub const fn of_daemon(kind: LogChannel) -> Self {
+        Self { number: *b"00", kind }
+    }
+
     /// Returns stream number and kind as in a header.
     pub const fn bytes(self) -> [u8; 3] {
         [self.number[0], self.number[1], self.kind.letter()]

@@ -4,19 +4,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{JobFolder, ScannedJob, StoreError, file_vars};
-use step_runner_log::frame::{HEADER_LEN, LogChannel, Stamp, daemon_lines};
+use step_runner_log::frame::Stamp;
 use step_runner_log::journal::event::End;
 use step_runner_log::line::Entry;
 use step_runner_log::tail::Tail;
+use step_runner_log::words::DaemonLine;
 use step_runner_model::{EndClass, Outcome};
 use step_runner_system::files;
 
-/// Beginning of the last line of an interrupted job's log (logs.md §2). A job that was cancelled before its start
-/// counts as cancelled.
-fn last_line_prefix(outcome: &Outcome) -> &'static str {
-    match outcome.class {
-        EndClass::Cancelled => "job cancelled: ",
-        _ => "job interrupted: ",
+/// Returns the last line of the log of a job that lost its keeper. A job that was cancelled before its start counts as
+/// cancelled.
+const fn last_line(class: EndClass, cause: &str) -> DaemonLine<'_> {
+    match class {
+        EndClass::Cancelled => DaemonLine::JobCancelled { cause },
+        _ => DaemonLine::JobInterrupted { cause },
     }
 }
 
@@ -150,9 +151,9 @@ fn finish_log(folder: &JobFolder, outcome: &Outcome, death: Death, now: i64) -> 
     if tail.last().is_some_and(|last| *last != b'\n') {
         bytes.push(b'\n');
     }
-    if !is_closed(&tail, outcome) {
-        let text = [last_line_prefix(outcome), &outcome.message, &notes].concat();
-        daemon_lines(LogChannel::Err, text.as_bytes(), &Stamp::from_unix_micros(now), &mut bytes);
+    if !is_closed(&tail, outcome.class) {
+        let cause = [&*outcome.message, &notes].concat();
+        last_line(outcome.class, &cause).append_to(&Stamp::from_unix_micros(now), &mut bytes);
     }
     files::append(&file, &bytes)?;
     Ok(LogEnd { len: len + bytes.len() as u64, inode, lost_from: None })
@@ -189,11 +190,11 @@ fn own_part(file: BorrowedFd<'_>, told: u64, len: u64) -> io::Result<u64> {
 }
 
 /// True if the last line is ours already: an earlier recovery may have been interrupted after it.
-fn is_closed(tail: &[u8], outcome: &Outcome) -> bool {
+fn is_closed(tail: &[u8], class: EndClass) -> bool {
     let Some(lines) = tail.strip_suffix(b"\n") else { return false };
     let last = lines.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
-    let Some((header, body)) = last.split_at_checked(HEADER_LEN) else { return false };
-    header.ends_with(b"00E ") && body.starts_with(last_line_prefix(outcome).as_bytes())
+    let line = Entry::parse(last).and_then(|entry| DaemonLine::of(&entry));
+    line.and_then(|line| line.job_end()) == last_line(class, "").job_end()
 }
 
 fn measure(folder: &JobFolder) -> LogEnd {

@@ -24,6 +24,7 @@ use crate::job::effect::{Program, Spawn, StepNote};
 use crate::job::event::{Event, ProcessNumber};
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{KeeperError, Request};
+use crate::log::words::DaemonLine;
 use crate::model::{LogChannel, Outcome, StepOutcome, StepResult};
 use crate::store::Removed;
 use crate::threads::{self, Work};
@@ -54,9 +55,9 @@ impl JobActor {
     fn perform(&mut self, action: Action, ctx: &mut Context<Self>) {
         match action {
             Action::Line { op, kind, text } => {
-                let line = |text| Request::Line { key: self.key(), op, kind, text };
-                if let Err(error) = self.link.tell(line(text)) {
-                    self.link.tell_short(line(left_out(&error)));
+                let line = |(kind, text)| Request::Line { key: self.key(), op, kind, text };
+                if let Err(error) = self.link.tell(line((kind, text))) {
+                    self.link.tell_short(line(left_out(kind, &error)));
                 }
             }
             Action::AddPhrases { op, phrases } => self.add_phrases(op, phrases, ctx),
@@ -326,7 +327,7 @@ impl JobActor {
             let leftover_grace = self.context.config().leftover_grace;
             let close = |lines| Request::Close { key: self.key(), op, leftover_grace, lines };
             if let Err(error) = self.link.tell(close(lines)) {
-                self.link.tell_short(close(vec![(LogChannel::Err, left_out(&error))]));
+                self.link.tell_short(close(vec![left_out(LogChannel::Err, &error)]));
             }
         }
         if let Some(job) = self.driver.take_reported_close() {
@@ -417,9 +418,9 @@ fn given_bytes(spawn: &Spawn) -> usize {
     text.len() + env.sum::<usize>()
 }
 
-/// Log line that replaces lines which cannot be sent to the keeper.
-fn left_out(error: &LinkError) -> String {
-    format!("lines of the log are left out: {}", Chain(error))
+/// Returns the log line that replaces lines of `channel` which cannot be sent to the keeper.
+fn left_out(channel: LogChannel, error: &LinkError) -> (LogChannel, String) {
+    DaemonLine::LinesLeftOut { channel, cause: &Chain(error).to_string() }.to_parts()
 }
 
 impl Handler<StepDone> for JobActor {

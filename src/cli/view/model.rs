@@ -17,7 +17,7 @@ use super::step::{StepChange, StepEnded, StepOutcome, StepStarted};
 use crate::insight::order::{Order, Part};
 use crate::insight::run::Steps;
 use crate::log::pretty::{Format, Options, Output, Printer};
-use crate::log::words::{ENDS, STEP_START};
+use crate::log::words::DaemonLine;
 use crate::pb::v1;
 
 /// Most lines of a running step that stay in the live region.
@@ -423,12 +423,12 @@ impl Model {
     fn printed_line(&mut self, printed: &[u8]) {
         let line = self.stamps.read(printed, self.near.unwrap_or(self.now));
         self.near = line.at.or(self.near);
-        let is_known = |beginnings: &[&[u8]]| {
-            let begins = |beginning: &&[u8]| line.text.as_bytes().starts_with(beginning);
-            line.origin == RowOrigin::Daemon && beginnings.iter().any(begins)
-        };
         // The view itself shows starts, and the summary at the end tells why the job failed.
-        if is_known(&[STEP_START, b"Skipped step name="]) || is_known(&ENDS) {
+        let is_shown_elsewhere = |line: DaemonLine<'_>| {
+            matches!(line, DaemonLine::Started { .. } | DaemonLine::Skipped { .. })
+                || line.job_end().is_some()
+        };
+        if line.of_daemon().is_some_and(is_shown_elsewhere) {
             return;
         }
         let line = self.placed(line);

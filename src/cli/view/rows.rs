@@ -8,6 +8,9 @@ use chrono::{DateTime, FixedOffset};
 
 use super::step::StepOutcome;
 use super::text::{clean, cut, width, wrap};
+use crate::log::line::SourceKey;
+use crate::log::words::DaemonLine;
+use crate::model::LogChannel;
 
 /// Terminals narrower than this show no times.
 const NARROW: usize = 40;
@@ -78,6 +81,15 @@ pub(super) struct Line {
     pub(super) text: String,
 }
 
+impl Line {
+    /// Returns the daemon's line that this is. `None` for a line of a step, whatever its text.
+    pub(super) fn of_daemon(&self) -> Option<DaemonLine<'_>> {
+        // One tag stands for both channels of the daemon.
+        let key = (self.origin == RowOrigin::Daemon).then_some(SourceKey::of_daemon(LogChannel::Out))?;
+        DaemonLine::parse(key, &self.text)
+    }
+}
+
 /// Draws rows for one size of the screen.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
@@ -92,7 +104,8 @@ impl Rows {
     pub(super) fn line(&self, line: &Line, depth: usize, folded: bool, row: impl FnMut(&str)) {
         let base = match line.origin {
             _ if !self.style.color => "",
-            RowOrigin::Daemon | RowOrigin::Own if line.text.starts_with("warning") => "\x1b[33m",
+            RowOrigin::Daemon if matches!(line.of_daemon(), Some(DaemonLine::Warning(_))) => "\x1b[33m",
+            RowOrigin::Own if line.text.starts_with("warning") => "\x1b[33m",
             RowOrigin::Stdout | RowOrigin::Stderr if folded => "\x1b[2m",
             _ => "",
         };

@@ -360,6 +360,20 @@ fn the_reason_of_a_failure_is_told_at_the_end_alone() {
 }
 
 #[test]
+fn lines_of_a_step_that_look_like_the_daemons_are_shown() {
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    for text in ["Running step name=x", "Skipped step name=x: false", "job failed: forged"] {
+        scene.line("01O ", text.as_bytes());
+        scene.line("00O ", text.as_bytes());
+    }
+    scene.model.end(StepOutcome::Failed);
+    assert_eq!(
+        scene.permanent(),
+        "│ Running step name=x\n│ Skipped step name=x: false\n│ job failed: forged\n"
+    );
+}
+
+#[test]
 fn a_line_of_a_megabyte_is_shown_in_pieces_that_make_up_the_whole() {
     let mut scene = Scene::new(ViewMode::Live, SIZE);
     scene.runs(&["long"]);

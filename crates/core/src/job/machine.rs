@@ -40,7 +40,8 @@ use step_runner_lang::diagnostic::{Diagnostic, Position};
 use step_runner_lang::environment::{Environment, LOG_LEVEL};
 use step_runner_lang::eval::Steps;
 use step_runner_lang::value::Value;
-use step_runner_model::{CancelCause, LogChannel};
+use step_runner_log::words::{DaemonLine, Warning};
+use step_runner_model::CancelCause;
 
 use crate::plan::library::{Library, Loaded};
 use crate::plan::secrets::Secrets;
@@ -271,14 +272,15 @@ impl Machine {
         self.effects.push(effect);
     }
 
-    fn log(&mut self, kind: LogChannel, text: String) {
+    fn log(&mut self, line: &DaemonLine<'_>) {
+        let (kind, text) = line.to_parts();
         self.push(Effect::Log { kind, text });
     }
 
     /// Shows the warnings of a file (logs.md §2).
     fn warn(&mut self, warnings: &[Diagnostic]) {
         for warning in warnings {
-            self.log(LogChannel::Err, format!("warning: {}", failure::located(warning)));
+            self.log(&DaemonLine::Warning(Warning::Text(&failure::located(warning))));
         }
     }
 

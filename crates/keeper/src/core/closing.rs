@@ -7,6 +7,7 @@ use super::ending::Ending;
 use super::event::Moment;
 use super::job::{Job, Presence};
 use crate::protocol::{Closed, FromKeeper};
+use step_runner_log::words::DaemonLine;
 use step_runner_model::{LogChannel, Outcome};
 
 /// A close under way.
@@ -54,22 +55,18 @@ impl Job {
         self.check_end(at, out);
     }
 
-    /// Ends the job without a daemon, first gently, and records `outcome`. `line` is the last line of the log.
-    pub(super) fn interrupt(
-        &mut self,
-        grace: Duration,
-        outcome: Outcome,
-        line: String,
-        now: Instant,
-        out: &mut Actions,
-    ) {
+    /// Ends the job without a daemon, first gently, and records that `cause` interrupted it.
+    pub(super) fn interrupt(&mut self, grace: Duration, cause: &str, now: Instant, out: &mut Actions) {
+        let outcome = Outcome::interrupted(cause);
         if self.closed.is_some() {
             // The log was closed for a daemon, which may have died before it recorded the end.
             return out.job(self.serial, JobAction::RecordEnd(outcome));
         }
-        match &mut self.closing {
-            Some(closing) => closing.outcome = Some(outcome),
-            None => self.close(grace, vec![(LogChannel::Err, line)], Some(outcome), now, out),
+        if let Some(closing) = &mut self.closing {
+            closing.outcome = Some(outcome);
+        } else {
+            let line = DaemonLine::JobInterrupted { cause };
+            self.close(grace, vec![line.to_parts()], Some(outcome), now, out);
         }
     }
 

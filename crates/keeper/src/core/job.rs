@@ -14,7 +14,8 @@ use crate::protocol::{
     Closed, FromKeeper, LogStorage, RegisterJob, RegisteredJob, Reply, SecretBytes, SpawnStep, StepEnded,
 };
 use step_runner_log::journal::event::Event as JournalEvent;
-use step_runner_model::{JobKey, LogChannel, ProcessNumber};
+use step_runner_log::words::DaemonLine;
+use step_runner_model::{JobKey, ProcessNumber};
 
 /// Stage of a job's removal.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -266,7 +267,9 @@ impl Job {
         }
     }
 
-    pub(super) fn line(&self, kind: LogChannel, text: String, out: &mut Actions) {
+    /// Writes a line to the job's log.
+    pub(super) fn line(&self, line: &DaemonLine<'_>, out: &mut Actions) {
+        let (kind, text) = line.to_parts();
         out.job(self.serial, JobAction::Line(kind, text));
     }
 

@@ -11,7 +11,8 @@ use crate::protocol::{
     KeeperError, KeeperSettings, PROTOCOL_VERSION, RegisterJob, Remembered, Reply, Request,
 };
 use step_runner_log::mask::MaskWarning;
-use step_runner_model::{JobKey, LogChannel};
+use step_runner_log::words::{DaemonLine, Warning};
+use step_runner_model::JobKey;
 
 impl<B: Body> Core<B> {
     /// Performs a request of the present connection.
@@ -151,7 +152,7 @@ impl<B: Body> Core<B> {
             }
             Request::Line { op, kind, text, .. } => {
                 if job.is_new(op) {
-                    job.line(kind, text, out);
+                    out.job(serial, JobAction::Line(kind, text));
                 }
             }
             Request::Spawn(spawn) => {
@@ -225,7 +226,8 @@ impl<B: Body> Core<B> {
         for warning in warnings {
             self.actions.push(Action::Notice(format!("job {}: {warning}", registered.job.key())));
             if warning.is_for_job() {
-                registered.job.line(LogChannel::Err, format!("warning: {warning}"), &mut self.actions);
+                let text = warning.to_string();
+                registered.job.line(&DaemonLine::Warning(Warning::Text(&text)), &mut self.actions);
             }
         }
     }

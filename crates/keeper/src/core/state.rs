@@ -7,7 +7,7 @@ use super::action::{Action, Actions, Serial};
 use super::event::{Event, LogView, Moment};
 use super::job::{Job, Presence};
 use crate::protocol::{FromKeeper, KeeperSettings, Remembered};
-use step_runner_model::{JobKey, Outcome, ProcessNumber, Recent};
+use step_runner_model::{JobKey, ProcessNumber, Recent};
 
 /// Minimum time between two reports of log lengths. Followers do not notice it, and the daemon wakes up far less
 /// often.
@@ -189,7 +189,7 @@ impl<B: Body> Core<B> {
         Some(since + self.settings.keeper_wait)
     }
 
-    /// Ends all jobs without a daemon, first gently, then by force. `cause` follows `job interrupted: `.
+    /// Ends all jobs without a daemon, first gently, then by force. They are interrupted by `cause`.
     pub fn begin_farewell(&mut self, cause: &str, now: Instant) {
         self.is_farewell = true;
         for (serial, registered) in &mut self.jobs {
@@ -198,8 +198,7 @@ impl<B: Body> Core<B> {
             if job.is_dropped() {
                 continue;
             }
-            let (grace, line) = (self.settings.cancel_grace, format!("job interrupted: {cause}"));
-            job.interrupt(grace, Outcome::interrupted(cause), line, now, &mut self.actions);
+            job.interrupt(self.settings.cancel_grace, cause, now, &mut self.actions);
             self.actions.push(Action::Settle(*serial));
         }
     }

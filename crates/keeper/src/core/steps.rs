@@ -8,7 +8,8 @@ use super::job::Job;
 use super::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
 use crate::protocol::{FromKeeper, SpawnStep, StepEnd, StepEnded};
 use step_runner_log::journal::event::Event as JournalEvent;
-use step_runner_model::{ExitStatus, LogChannel, ProcessNumber, StepUsage};
+use step_runner_log::words::DaemonLine;
+use step_runner_model::{ExitStatus, ProcessNumber, StepUsage};
 
 /// Status of a process that nobody could wait for.
 const KILLED: ExitStatus = ExitStatus::Signal(9);
@@ -285,11 +286,10 @@ impl Job {
     /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the runtime
     /// reports. The job's other processes cannot be told from those of other killed reapers, so all are killed.
     pub(super) fn reaper_lost(&mut self, number: Option<ProcessNumber>, out: &mut Actions) {
-        const WHAT: &str =
-            "the reaper process of this job was killed, so all processes of the job are killed too";
-        out.push(Action::Notice(format!("job {}: {WHAT}", self.key())));
+        let line = DaemonLine::ReaperKilled;
+        out.push(Action::Notice(format!("job {}: {line}", self.key())));
         if self.closed.is_none() {
-            self.line(LogChannel::Err, WHAT.to_owned(), out);
+            self.line(&line, out);
         }
         out.job(self.serial, JobAction::Kill);
         let launching = |process: &Process| {

@@ -12,8 +12,8 @@ pub(super) const NOBODY: &str = "no daemon came back";
 pub(super) const STORAGE_FAILED: &str = "a sync of its data to the disk failed";
 
 impl Keeper {
-    /// Ends all jobs without a daemon, first gently, then by force, and lets no daemon in. `cause` follows
-    /// `job interrupted: `.
+    /// Ends all jobs without a daemon, first gently, then by force, and lets no daemon in. They are interrupted by
+    /// `cause`.
     pub(super) fn begin_farewell(&mut self, cause: &str) {
         self.shared.connection = None;
         self.shared.readiness.forget(&self.listener);

@@ -16,6 +16,7 @@ use crate::core::{Body, EmptyCheck, Event, FinishStep, Job, JobAction, LogView, 
 use crate::protocol::{Closed, KeeperError, RegisterJob, StepEnd, StepEnded};
 use step_runner_log::frame::STEP;
 use step_runner_log::journal::{Reader, event::End, event::Event as JournalEvent};
+use step_runner_log::words::{DaemonLine, Warning};
 use step_runner_model::{FinishedProcess, LogChannel, Outcome, ProcessNumber, Shortage, StepUsage};
 use step_runner_process::sweep::Process;
 use step_runner_system::{failpoint, files};
@@ -157,17 +158,18 @@ impl JobBody {
         if !new.is_empty() && *names_left {
             let signs = self.processes.signs();
             let is_proven = |process: &Process| signs.prove(process, shared);
-            let line = leftover::line(name, &new, is_proven, &self.output.masking);
-            self.output.line(LogChannel::Out, &line, shared);
+            let processes = leftover::listed(&new, is_proven, &self.output.masking);
+            let line = DaemonLine::LeftRunning { name, count: new.len(), processes: &processes };
+            self.output.own_line(&line, shared);
         }
         let shortage = self.processes.containment.shortage(*process);
         if let Some(shortage) = shortage.filter(|_| status.is_success()) {
             // Part of the step failed, but its status says success.
-            let what = match shortage {
-                Shortage::Memory => "processes were killed, as memory ran short",
-                Shortage::Processes => "processes were refused, as the job has reached its limit",
+            let warning = match shortage {
+                Shortage::Memory => Warning::MemoryShort { name },
+                Shortage::Processes => Warning::ProcessesShort { name },
             };
-            self.output.line(LogChannel::Err, &format!("warning: step {name}: {what}"), shared);
+            self.output.own_line(&DaemonLine::Warning(warning), shared);
         }
         let (end, usage) = (StepEnd::Exited(*status), self.processes.containment.usage());
         let (left, ran) = (survivors.len() as u32, self.ran(*used));
@@ -179,8 +181,8 @@ impl JobBody {
         let found = self.processes.containment.members(processes);
         let signs = self.processes.signs();
         let is_proven = |process: &Process| signs.prove(process, shared);
-        for line in tree::lines(&found, is_proven, &self.output.masking) {
-            self.output.line(LogChannel::Err, &line, shared);
+        for (kind, line) in tree::lines(&found, is_proven, &self.output.masking) {
+            self.output.line(kind, &line, shared);
         }
     }
 
@@ -210,11 +212,10 @@ impl JobBody {
             output.line(kind, &text, shared);
         }
         if !unkilled.is_empty() {
-            let text = format!("{} processes could not be killed", unkilled.len());
-            output.line(LogChannel::Err, &text, shared);
+            output.own_line(&DaemonLine::NotKilled { count: unkilled.len() }, shared);
         }
         if let Some(text) = output.log.foreign().text() {
-            output.line(LogChannel::Err, &format!("warning: {text}"), shared);
+            output.own_line(&DaemonLine::Warning(Warning::Text(&text)), shared);
         }
         output.log.append_final_notes(&shared.stamp());
         Closed { unkilled, cpu_time: usage.cpu_time, peak_memory: usage.peak_memory, ..Closed::default() }

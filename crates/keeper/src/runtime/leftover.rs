@@ -1,4 +1,4 @@
-//! Processes that steps leave running: finds the step that left each, and makes the line about them (service.md §6.1,
+//! Processes that steps leave running: finds the step that left each, and lists them for the log (service.md §6.1,
 //! "Step").
 
 use std::collections::{HashMap, HashSet};
@@ -88,16 +88,10 @@ impl Leftovers {
     }
 }
 
-/// Returns the line about processes that a step left. Commands are masked whole, then shortened. Only those of processes for
+/// Returns the list of processes that a step left. Commands are masked whole, then shortened. Only those of processes for
 /// which `is_proven` holds are shown: the command of another job's process may hold secrets that `masking` does not know.
-pub(super) fn line(
-    step: &str,
-    left: &[Process],
-    is_proven: impl Fn(&Process) -> bool,
-    masking: &Masking,
-) -> String {
-    let noun = if left.len() == 1 { "process" } else { "processes" };
-    let mut text = format!("step {step} left {} {noun} running: ", left.len());
+pub(super) fn listed(left: &[Process], is_proven: impl Fn(&Process) -> bool, masking: &Masking) -> String {
+    let mut text = String::new();
     for (index, process) in left.iter().take(MAX_NAMED).enumerate() {
         let separator = if index == 0 { "" } else { ", " };
         // Writing to a string does not fail.

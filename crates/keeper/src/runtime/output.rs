@@ -11,6 +11,7 @@ use super::pipe::Pipe;
 use super::shared::KeeperShared;
 use super::unfinished::UnfinishedReports;
 use crate::core::{Job, Serial};
+use step_runner_log::words::DaemonLine;
 use step_runner_model::{LogChannel, ProcessNumber, text};
 
 /// Reads of one pipe before other descriptors have their turn: enough to make the turn's own cost small.
@@ -61,7 +62,12 @@ impl Output {
         }
     }
 
-    /// Writes a masked line of the daemon or the keeper to the log.
+    /// Masks a line of the keeper and writes it to the log.
+    pub(super) fn own_line(&mut self, line: &DaemonLine<'_>, shared: &mut KeeperShared) {
+        self.line(line.channel(), &line.to_string(), shared);
+    }
+
+    /// Masks a line that was made as a [`DaemonLine`] elsewhere, and writes it to the log.
     pub(super) fn line(&mut self, kind: LogChannel, text: &str, shared: &mut KeeperShared) {
         let masked = self.masking.mask(text);
         self.log.line(kind, &masked, text::tells_exit_status(text), &shared.stamp());

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::leftover::shown_command;
 use super::masking::Masking;
+use step_runner_log::words::DaemonLine;
+use step_runner_model::LogChannel;
 use step_runner_process::sweep::{Process, state_of};
 
 /// Maximum number of lines.
@@ -16,18 +18,24 @@ pub(super) fn lines(
     processes: &[Process],
     is_proven: impl Fn(&Process) -> bool,
     masking: &Masking,
-) -> Vec<String> {
+) -> Vec<(LogChannel, String)> {
     let order = in_order(processes);
     let describe = |(process, depth): &(Process, usize)| {
         let command = if is_proven(process) { shown_command(process.pid, masking) } else { None };
         let command = command.filter(|command| !command.is_empty()).unwrap_or_else(|| "?".to_owned());
-        let (indent, state) = ("  ".repeat(*depth), state_of(process.pid).unwrap_or('?'));
-        format!("{indent}{} (parent {}, state {state}) {command}", process.pid, process.parent)
+        let line = DaemonLine::Process {
+            depth: *depth,
+            pid: process.pid,
+            parent: process.parent,
+            state: state_of(process.pid).unwrap_or('?'),
+            command: &command,
+        };
+        line.to_parts()
     };
-    let mut lines: Vec<String> = order.iter().take(MAX_LINES).map(describe).collect();
+    let mut lines: Vec<_> = order.iter().take(MAX_LINES).map(describe).collect();
     if order.len() > MAX_LINES {
         lines.pop();
-        lines.push(format!("and {} more processes", order.len() - MAX_LINES + 1));
+        lines.push(DaemonLine::MoreProcesses { count: order.len() - MAX_LINES + 1 }.to_parts());
     }
     lines
 }
@@ -74,7 +82,7 @@ mod tests {
         let process = |pid| Process { pid, parent: 1, group: 1, session: 1, start_time: 0, zombie: false };
         let all: Vec<Process> = (1_000_000_000..1_000_000_060).map(process).collect();
         let shown = lines(&all, |_| false, &Masking::none().unwrap());
-        assert_eq!((shown.len(), shown.last().unwrap().as_str()), (50, "and 11 more processes"));
-        assert_eq!(shown[0], "1000000000 (parent 1, state ?) ?");
+        assert_eq!((shown.len(), shown.last().unwrap().1.as_str()), (50, "and 11 more processes"));
+        assert_eq!(shown[0], (LogChannel::Err, "1000000000 (parent 1, state ?) ?".to_owned()));
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{LogBudget, LogOrigin, output_bytes};
-use crate::frame::{LogChannel, Stamp, daemon_lines};
+use crate::frame::Stamp;
+use crate::words::{DaemonLine, Warning};
 
 /// Interval between attempts to write after a refusal (logs.md §6).
 pub const RETRY_EVERY: Duration = Duration::from_secs(1);
@@ -158,8 +159,7 @@ impl Backlog {
             return;
         }
         let at = self.pending.len();
-        let text = format!("warning: {lost} bytes of output lost");
-        daemon_lines(LogChannel::Err, text.as_bytes(), now, &mut self.pending);
+        DaemonLine::Warning(Warning::OutputLost { bytes: lost }).append_to(now, &mut self.pending);
         let mark = self.pending.get(at..).unwrap_or_default();
         self.budget.charge(mark.len() as u64);
         self.mark = Some(Mark { at, bytes: output_bytes(mark), lost });

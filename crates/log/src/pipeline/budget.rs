@@ -1,7 +1,8 @@
 //! The log limit (logs.md §6).
 
 use super::output_bytes;
-use crate::frame::{LogChannel, Stamp, daemon_lines};
+use crate::frame::Stamp;
+use crate::words::{DaemonLine, Warning};
 
 /// Bytes at the end of the limit that are reserved for the daemon's own lines (logs.md §6).
 pub(crate) const OWN_RESERVE: u64 = 4096;
@@ -57,8 +58,7 @@ impl LogBudget {
             out.truncate(from + fits);
             if origin == LogOrigin::Step && !self.reached {
                 self.reached = true;
-                let text = format!("log limit reached: {} bytes; later output is dropped", self.limit);
-                self.add_notice(&text, now, out);
+                self.add_notice(&DaemonLine::LimitReached { limit: self.limit }, now, out);
             }
         }
     }
@@ -69,7 +69,8 @@ impl LogBudget {
     pub(crate) fn close(&mut self, now: &Stamp, out: &mut Vec<u8>) {
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
-            self.add_notice(&format!("warning: {dropped} bytes of output dropped"), now, out);
+            let warning = Warning::OutputDropped { bytes: dropped };
+            self.add_notice(&DaemonLine::Warning(warning), now, out);
         }
     }
 
@@ -87,9 +88,9 @@ impl LogBudget {
         self.limit.saturating_sub(reserve).saturating_sub(self.written)
     }
 
-    fn add_notice(&mut self, text: &str, now: &Stamp, out: &mut Vec<u8>) {
+    fn add_notice(&mut self, line: &DaemonLine<'_>, now: &Stamp, out: &mut Vec<u8>) {
         let before = out.len();
-        daemon_lines(LogChannel::Err, text.as_bytes(), now, out);
+        line.append_to(now, out);
         self.charge((out.len() - before) as u64);
     }
 }

@@ -164,11 +164,14 @@ const LAST: &str = "1970-01-01T00:00:01.000000Z 00E job interrupted: the host di
 #[test]
 fn interrupted_job_is_closed_with_one_last_line_and_an_end() {
     let entry = "2026-01-01T00:00:00.000000Z 01O half";
+    let of_step = LAST.replace("00E", "01E");
     for (before, after) in [
         (None, LAST.to_owned()),
         (Some(""), LAST.to_owned()),
         (Some(entry), format!("{entry}\n{LAST}")),
         (Some(&*format!("{entry}\n")), format!("{entry}\n{LAST}")),
+        // A step printed our words.
+        (Some(&*of_step), format!("{of_step}{LAST}")),
         // The recovery itself crashed after its last line.
         (Some(LAST), LAST.to_owned()),
     ] {

@@ -12,7 +12,8 @@ use crate::journal::event::End;
 use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::Closed;
 use crate::log::frame::STEP;
-use crate::model::{EndClass, LogChannel, Outcome, StepOutcome, StepResult, StepStatus};
+use crate::log::words::DaemonLine;
+use crate::model::{EndClass, Outcome, StepOutcome, StepResult, StepStatus};
 
 /// A job whose log the keeper has closed: store its result, then its end.
 pub(in crate::actors::job) struct ClosedJob {
@@ -54,8 +55,8 @@ pub(in crate::actors::job) fn outcome_at_close(outcome: Outcome, closed: &Closed
     };
     if !closed.unkilled.is_empty() {
         let separator = if outcome.message.is_empty() { "" } else { "; " };
-        let count = closed.unkilled.len();
-        outcome.message = format!("{}{separator}{count} processes could not be killed", outcome.message);
+        let not_killed = DaemonLine::NotKilled { count: closed.unkilled.len() };
+        outcome.message = format!("{}{separator}{not_killed}", outcome.message);
     }
     outcome
 }
@@ -158,7 +159,7 @@ impl Driver {
     pub(super) fn queue_unmasked_end(&mut self, message: String) {
         let (status, outcome) = (StepStatus::Failure, StepOutcome::Failure);
         let root = StepResult { status, outcome, ..StepResult::default() };
-        let lines = vec![(LogChannel::Err, format!("job failed: {message}"))];
+        let lines = vec![DaemonLine::JobFailed { message: &message }.to_parts()];
         self.queue.clear();
         let allowed_failures = 0;
         self.queue.push_back(Effect::Finish {

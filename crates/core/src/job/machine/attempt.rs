@@ -6,6 +6,7 @@ use step_runner_lang::diagnostic::Class;
 use step_runner_lang::environment::Exports;
 use step_runner_lang::eval::{EndedStep, Returned};
 use step_runner_lang::value::Value;
+use step_runner_log::words::{DaemonLine, Warning};
 use step_runner_model::{LogChannel, Outcome, StepFacts, StepInfo, StepOutcome, StepResult, StepUsage};
 
 use crate::job::effect::{Effect, StepNote};
@@ -194,11 +195,13 @@ impl Machine {
         let next = call.attempts.as_ref().map_or(1, |attempts| attempts.started) + 1;
         let (of, name) = (u32::from(retry.max) + 1, call.name.clone());
         let delay = retry.delay_before(next);
-        let error = failure.in_passing();
-        self.log(
-            LogChannel::Out,
-            format!("Retrying step name={name} (attempt {next} of {of}) in {}: {error}", duration(delay)),
-        );
+        self.log(&DaemonLine::Retrying {
+            name: &name,
+            attempt: next,
+            of,
+            delay: &duration(delay),
+            error: &failure.in_passing(),
+        });
         let result = self.close_attempt(id, Ending::failed(failure));
         let timer = self.wake(Timer::Delay(id), delay);
         let Some(call) = self.calls.get_mut(&id) else { return };
@@ -272,10 +275,7 @@ impl Machine {
                 self.set_domain(id, exports);
             }
             let (name, error) = (self.name_of(id), failure.map(Failure::in_passing).unwrap_or_default());
-            self.log(
-                LogChannel::Err,
-                format!("warning: step \"{name}\" has failed, which is allowed: {error}"),
-            );
+            self.log(&DaemonLine::Warning(Warning::AllowedFailure { name: &name, error: &error }));
         }
         let ending = match &end {
             AttemptEnd::Success(_) => Ending::succeeded(),
@@ -375,7 +375,7 @@ impl Machine {
             (None, AttemptEnd::Failed(failure)) => {
                 let message = failure.message();
                 let exit_code = failure.exit_code.unwrap_or(-1);
-                let lines = failure.lines().map(|line| (LogChannel::Err, line)).collect();
+                let lines = failure.lines();
                 self.finish(Outcome { exit_code, ..Outcome::failed(message) }, lines, root);
             }
             (None, _) => self.finish(Outcome::success(), Vec::new(), root),
@@ -406,7 +406,7 @@ impl Machine {
     ) {
         let id = self.next_call();
         let facts = self.facts(parent, at, member);
-        self.log(LogChannel::Out, format!("Skipped step name={name}: {reason}"));
+        self.log(&DaemonLine::Skipped { name, reason });
         let result = StepResult {
             step: Some(StepInfo { name: name.to_owned(), ..StepInfo::default() }),
             outcome: StepOutcome::Skipped,

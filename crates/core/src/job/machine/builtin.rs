@@ -10,7 +10,6 @@ use step_runner_lang::convert::contract::ContractError;
 use step_runner_lang::convert::to_json;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::value::{Data, Value};
-use step_runner_model::LogChannel;
 
 use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
@@ -21,7 +20,7 @@ use crate::plan::{bind, script_legacy};
 use super::Machine;
 use super::call::{AttemptEnd, Entry, Fetching, Work};
 use super::failure::Failure;
-use super::start::{Process, pin};
+use super::start::Process;
 
 /// Text before a script with `errexit`. It is no line of its own: a shell's report has the line as written. Not every
 /// shell knows `pipefail`, and one that does not would end at the option.
@@ -171,9 +170,7 @@ impl Machine {
                 return self.attempt_failed(id, failed);
             }
         };
-        if let Some(line) = pin(&self.name_of(id), &reference, fetched) {
-            self.log(LogChannel::Out, line);
-        }
+        self.log_version(&self.name_of(id), &reference, fetched);
         let repository =
             [text_input(&entry, "registry").to_lowercase(), text_input(&entry, "repository").to_owned()];
         let image = format!("{}@{}", repository.join("/"), fetched.version.as_deref().unwrap_or_default());

@@ -7,7 +7,8 @@ use step_runner_lang::convert::to_json;
 use step_runner_lang::output_file::{FileKind, OutputFileError};
 use step_runner_lang::value::{Data, Value};
 use step_runner_log::mask::MASK_TEXT;
-use step_runner_model::{ExecResult, ExitStatus, FinishedProcess, LogChannel};
+use step_runner_log::words::DaemonLine;
+use step_runner_model::{ExecResult, ExitStatus, FinishedProcess};
 
 use crate::job::event::{CallId, FileContent, ProcessEnd, ProcessNumber, Unusable};
 use crate::plan::returned::{self, ProcessOutputs};
@@ -130,7 +131,7 @@ impl Machine {
                 ..=MAX_SHOWN_LINE => format!("holds: {}", String::from_utf8_lossy(line)),
                 length => format!("holds {length} bytes, too many to show"),
             };
-            self.log(LogChannel::Err, format!("debug: {} {shown}", error.file.label()));
+            self.log(&DaemonLine::Debug(&format!("{} {shown}", error.file.label())));
         }
     }
 

@@ -7,7 +7,8 @@ use step_runner_lang::ast::flow::FailureKind;
 use step_runner_lang::ast::{Body, Function};
 use step_runner_lang::diagnostic::{Class, Diagnostic, Severity};
 use step_runner_lang::output_file::OutputFileError;
-use step_runner_model::ExitStatus;
+use step_runner_log::words::DaemonLine;
+use step_runner_model::{ExitStatus, LogChannel};
 
 /// Maximum number of findings of one file in a message, as in an answer to Run (service.md §3.1).
 const MAX_FINDINGS: usize = 20;
@@ -129,11 +130,13 @@ impl Failure {
         self.message().replace("exit status", "exit-status")
     }
 
-    /// Returns the lines of a log that say that the job failed.
-    pub(super) fn lines(self) -> impl Iterator<Item = String> {
-        let mut details = self.details.into_iter();
-        let first = format!("job failed: {}{}", self.prefix, details.next().unwrap_or_default());
-        std::iter::once(first).chain(details)
+    /// Returns the lines of a log that say that the job failed: one for each description.
+    pub(super) fn lines(&self) -> Vec<(LogChannel, String)> {
+        let (first, others) =
+            self.details.split_first().map_or(("", &[][..]), |(first, others)| (first, others));
+        let first = DaemonLine::JobFailed { message: &format!("{}{first}", self.prefix) }.to_parts();
+        let other = |text: &String| DaemonLine::Other { channel: LogChannel::Err, text }.to_parts();
+        std::iter::once(first).chain(others.iter().map(other)).collect()
     }
 }
 

@@ -7,7 +7,8 @@ use step_runner_lang::ast::Step;
 use step_runner_lang::ast::flow::MEMBERS_AT_A_TIME;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::eval::EndedStep;
-use step_runner_model::{LogChannel, StepOutcome};
+use step_runner_log::words::{DaemonLine, Warning};
+use step_runner_model::StepOutcome;
 
 use crate::job::event::CallId;
 
@@ -201,16 +202,13 @@ impl Machine {
             for (name, value) in std::mem::take(&mut member.exports) {
                 let earlier = applied.insert(name.clone(), (member.name.clone(), value.clone()));
                 if let Some((other, _)) = earlier.filter(|(_, other)| *other != value) {
-                    warnings.push(format!(
-                        "warning: \"{other}\" and \"{}\" export {name} with different values: that of \"{}\" counts",
-                        member.name, member.name
-                    ));
+                    warnings.push((other, member.name.clone(), name.clone()));
                 }
                 exports.insert(name, value);
             }
         }
-        for warning in warnings {
-            self.log(LogChannel::Err, warning);
+        for (earlier, later, variable) in &warnings {
+            self.log(&DaemonLine::Warning(Warning::ExportsDiffer { earlier, later, variable }));
         }
         let domain = self.domain(id).with(exports);
         self.set_domain(id, domain);

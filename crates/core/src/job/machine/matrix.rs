@@ -7,7 +7,7 @@ use step_runner_lang::ast::{Step, TemplateValue};
 use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner_lang::eval::{self, Context};
 use step_runner_lang::value::{Data, Value};
-use step_runner_model::LogChannel;
+use step_runner_log::words::{DaemonLine, Warning};
 
 use crate::job::event::CallId;
 use crate::plan::matrix::{Combination, combinations, names};
@@ -28,8 +28,7 @@ impl Machine {
                 self.step_ended(call, AttemptEnd::Failed(failure));
             }
             Ok(combinations) if combinations.is_empty() => {
-                let warning = format!("warning: step \"{}\": the matrix has no combinations", step.name);
-                self.log(LogChannel::Err, warning);
+                self.log(&DaemonLine::Warning(Warning::NoCombinations { name: &step.name }));
                 self.skip_step(list, at, NO_COMBINATIONS);
             }
             Ok(combinations) => {

@@ -1,7 +1,7 @@
 //! Marks of sections in the log, which GitLab's log viewer can fold: one for each step of the root's list that begins, if
 //! the request asks for them (service.md §3.1).
 
-use step_runner_model::LogChannel;
+use step_runner_log::words::DaemonLine;
 
 use crate::job::event::CallId;
 
@@ -13,8 +13,8 @@ impl Machine {
         let time = self.times.seconds();
         let Some(call) = self.calls.get(&id).filter(|_| self.constants.trace_sections) else { return };
         if call.parent == Some(ROOT) && !call.is_noted {
-            let line = format!("section_start:{time}:{}\r\x1b[0K{}", call.name, heading(&call.name));
-            self.log(LogChannel::Out, line);
+            let (name, heading) = (call.name.clone(), heading(&call.name));
+            self.log(&DaemonLine::SectionStart { time, name: &name, heading: &heading });
         }
     }
 
@@ -22,7 +22,7 @@ impl Machine {
     pub(super) fn close_section(&mut self, parent: CallId, name: &str) {
         if self.constants.trace_sections && parent == ROOT {
             let time = self.times.seconds();
-            self.log(LogChannel::Out, format!("section_end:{time}:{name}\r\x1b[0K"));
+            self.log(&DaemonLine::SectionEnd { time, name });
         }
     }
 }

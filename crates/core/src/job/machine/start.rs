@@ -12,7 +12,8 @@ use step_runner_lang::environment::Environment;
 use step_runner_lang::eval::{self, Context, Steps};
 use step_runner_lang::reference;
 use step_runner_lang::value::{EvaluatedText, Value};
-use step_runner_model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult};
+use step_runner_log::words::{DaemonLine, FetchedVersion};
+use step_runner_model::{ExecResult, ReferenceInfo, StepFacts, StepInfo, StepResult};
 
 use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched, ProcessNumber};
@@ -197,9 +198,7 @@ impl Machine {
                 _ => loading,
             }
         })?;
-        if let Some(line) = pin(&step.name, &loading.reference, fetched) {
-            self.log(LogChannel::Out, line);
-        }
+        self.log_version(&step.name, &loading.reference, fetched);
         let (loaded, fresh) = self
             .library
             .load(&fetched.path, &fetched.text)
@@ -424,9 +423,20 @@ impl Machine {
     /// Logs the start of an exec function or a builtin (language.md §14.2).
     pub(super) fn announce(&mut self, id: CallId) {
         let Some(call) = self.calls.get(&id) else { return };
-        let stream = if call.is_inside_member { format!(" stream={:02x}", call.slot) } else { String::new() };
-        let line = format!("Running step name={}{stream}", name_of(call));
-        self.log(LogChannel::Out, line);
+        let (name, stream) = (name_of(call).to_owned(), call.is_inside_member.then_some(call.slot));
+        self.log(&DaemonLine::Started { name: &name, stream });
+    }
+
+    /// Logs the fetched version of a function (threat-model.md §4.6).
+    pub(super) fn log_version(&mut self, name: &str, reference: &Reference, fetched: &Fetched) {
+        let Some((version, origin)) = fetched.version.as_deref().zip(reference::origin(reference)) else {
+            return;
+        };
+        let version = match reference {
+            Reference::Git { .. } => FetchedVersion::Commit(version),
+            _ => FetchedVersion::Digest(version),
+        };
+        self.log(&DaemonLine::Fetched { name, origin: &origin, version });
     }
 
     /// Returns the files of an attempt.
@@ -524,14 +534,6 @@ fn circle(files: &[String]) -> Option<usize> {
     let differs = |index: &usize| files.get(*index) != files.get(index + length);
     let start = (0..count - length).rev().find(differs).map_or(0, |index| index + 1);
     Some(start + length - 1)
-}
-
-/// Returns the log line that records the fetched version of a function (threat-model.md §4.6).
-pub(super) fn pin(step: &str, reference: &Reference, fetched: &Fetched) -> Option<String> {
-    let version = fetched.version.as_deref()?;
-    let origin = reference::origin(reference)?;
-    let what = if matches!(reference, Reference::Git { .. }) { "commit" } else { "digest" };
-    Some(format!("Fetched step name={step} from {origin}: {what} {version}"))
 }
 
 /// Returns the number of a function's own steps.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use step_runner_lang::ast::flow::When;
 use step_runner_lang::eval::ListState;
+use step_runner_log::words::DaemonLine;
 use step_runner_model::{CancelCause, LogChannel, Outcome, StepOutcome, StepResult, StepStatus};
 
 use crate::job::effect::{Effect, StepNote};
@@ -343,14 +344,14 @@ impl Machine {
     pub(super) fn cannot_begin(&mut self, root: &Root, message: &str) {
         let result =
             StepResult { status: StepStatus::Failure, outcome: StepOutcome::Failure, ..unstarted(root) };
-        let line = (LogChannel::Err, format!("job failed: {message}"));
-        self.finish(Outcome::failed(message), vec![line], result);
+        let line = DaemonLine::JobFailed { message };
+        self.finish(Outcome::failed(message), vec![line.to_parts()], result);
     }
 
     fn internal(&mut self, message: &str, root: StepResult) {
         let outcome = Outcome::defect(message);
-        let line = format!("job failed: {}", outcome.message);
-        self.finish(outcome, vec![(LogChannel::Err, line)], root);
+        let line = DaemonLine::JobFailed { message: &outcome.message }.to_parts();
+        self.finish(outcome, vec![line], root);
     }
 
     /// Ends everything under way, the latest first. Returns the root's result.
@@ -390,6 +391,11 @@ fn unstarted(root: &Root) -> StepResult {
 
 /// Returns the last line of a log (logs.md §2).
 pub(super) fn last_line(cause: CancelCause) -> (LogChannel, String) {
-    let begin = if cause.is_time_limit() { "job ended by time limit" } else { "job cancelled" };
-    (LogChannel::Err, format!("{begin}: {}", cause.text()))
+    let text = cause.text();
+    let line = if cause.is_time_limit() {
+        DaemonLine::JobTimedOut { cause: text }
+    } else {
+        DaemonLine::JobCancelled { cause: text }
+    };
+    line.to_parts()
 }
