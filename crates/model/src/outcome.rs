@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exit_code;
+
 /// Channel of a log entry (logs.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LogChannel {
@@ -72,7 +74,12 @@ impl Outcome {
 
     /// Makes the outcome of a failure without an exit code.
     pub fn failed(message: impl Into<String>) -> Self {
-        Self { class: EndClass::Failure, exit_code: -1, message: message.into(), is_defect: false }
+        Self {
+            class: EndClass::Failure,
+            exit_code: exit_code::FAILED,
+            message: message.into(),
+            is_defect: false,
+        }
     }
 
     /// Makes the outcome of a failure caused by a defect of this program.
@@ -83,7 +90,7 @@ impl Outcome {
     /// Makes the outcome of a job stopped because of `cause`.
     pub fn stopped(cause: CancelCause) -> Self {
         let class = if cause.is_time_limit() { EndClass::Timeout } else { EndClass::Cancelled };
-        let exit_code = if cause.is_time_limit() { -3 } else { -2 };
+        let exit_code = if cause.is_time_limit() { exit_code::TIME_LIMIT } else { exit_code::CANCELLED };
         Self { class, exit_code, message: cause.text().to_owned(), is_defect: false }
     }
 
@@ -94,7 +101,12 @@ impl Outcome {
 
     /// Makes the outcome of a job whose keeper or host died, or to which no daemon came back.
     pub fn interrupted(message: impl Into<String>) -> Self {
-        Self { class: EndClass::Interrupted, exit_code: -4, message: message.into(), is_defect: false }
+        Self {
+            class: EndClass::Interrupted,
+            exit_code: exit_code::INTERRUPTED,
+            message: message.into(),
+            is_defect: false,
+        }
     }
 }
 

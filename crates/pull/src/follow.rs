@@ -9,14 +9,8 @@ use step_runner_agent::lifecycle::{DaemonEnd, Event};
 use step_runner_agent::outcome::FailedStep;
 use step_runner_client::{Client, Error, Event as LogEvent};
 use step_runner_model::error::Chain;
-use step_runner_model::{CancelCause, JobId};
+use step_runner_model::{CancelCause, JobId, exit_code};
 use step_runner_proto::v1;
-
-/// Exit code of a job whose processes are gone.
-const INTERRUPTED: i32 = -4;
-
-/// Exit code of a job that was cancelled.
-const CANCELLED: i32 = -2;
 
 /// Number of looks at an environment whose daemon was told to stop: a Pod has 30 s to end after that.
 const LOOKUPS: usize = 15;
@@ -42,7 +36,7 @@ pub(super) async fn follow(client: Client, id: JobId, offset: u64, of_job: OfJob
             Ok(LogEvent::End(status)) => {
                 let mut end = end(&client, &id, &status, &stages).await;
                 if let Some(message) = death(&end, cause, environment.as_deref()).await {
-                    end = DaemonEnd { code: INTERRUPTED, failed: None, is_stop: false, message };
+                    end = DaemonEnd { code: exit_code::INTERRUPTED, failed: None, is_stop: false, message };
                 }
                 if events.send(Event::LogEnded).await.is_ok() {
                     events.send(Event::Ended(end)).await.ok();
@@ -63,7 +57,7 @@ pub(super) async fn follow(client: Client, id: JobId, offset: u64, of_job: OfJob
 /// Returns why the environment took its job along, if it did. A daemon that was asked to stop before the container ended
 /// has cancelled the job; one that was not finds its processes gone.
 async fn death(end: &DaemonEnd, known: Option<String>, environment: Option<&Environment>) -> Option<String> {
-    if !end.is_stop && end.code != INTERRUPTED {
+    if !end.is_stop && end.code != exit_code::INTERRUPTED {
         return None;
     }
     match environment {
@@ -103,7 +97,7 @@ async fn end(client: &Client, id: &JobId, status: &v1::Status, stages: &[String]
         ("", code) => format!("the job ended without an exit code ({code})"),
         (message, _) => message.to_owned(),
     };
-    let is_stop = status.exit_code == CANCELLED && message.contains(CancelCause::Shutdown.text());
+    let is_stop = status.exit_code == exit_code::CANCELLED && message.contains(CancelCause::Shutdown.text());
     DaemonEnd { code: status.exit_code, failed, is_stop, message }
 }
 
@@ -120,5 +114,5 @@ async fn failed_step(client: &Client, id: &JobId, stages: &[String]) -> Option<F
     let class = failed.error_class.clone();
     let shown = || failed.step.map(|step| step.name).unwrap_or_default();
     let name = stages.get(place).cloned().unwrap_or_else(shown);
-    Some(FailedStep { name, error_class: (!class.is_empty()).then_some(class) })
+    Some(FailedStep::new(name, &class))
 }
