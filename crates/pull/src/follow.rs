@@ -8,6 +8,7 @@ use super::environment::{AGAIN, Environment};
 use step_runner_agent::lifecycle::{DaemonEnd, Event};
 use step_runner_agent::outcome::FailedStep;
 use step_runner_client::{Client, Error, Event as LogEvent};
+use step_runner_insight::cause::deciding;
 use step_runner_model::error::Chain;
 use step_runner_model::{CancelCause, JobId, exit_code};
 use step_runner_proto::v1;
@@ -101,18 +102,70 @@ async fn end(client: &Client, id: &JobId, status: &v1::Status, stages: &[String]
     DaemonEnd { code: status.exit_code, failed, is_stop, message }
 }
 
-/// Returns the first step of the root list that failed. The result has an entry for each step of the list, and shows a name
-/// that is also a secret's value as `[MASKED]`: the place tells which it is.
+/// Returns the step of the root list that decided how the job ended.
 async fn failed_step(client: &Client, id: &JobId, stages: &[String]) -> Option<FailedStep> {
     let mut steps = client.follow_steps(id);
     let mut root = None;
     while let Ok(Some(result)) = steps.next().await {
         root = Some(result);
     }
-    let mut steps = root?.sub_step_results.into_iter().enumerate();
-    let (place, failed) = steps.find(|(_, step)| step.outcome() == v1::step_result::Outcome::Failure)?;
-    let class = failed.error_class.clone();
-    let shown = || failed.step.map(|step| step.name).unwrap_or_default();
+    deciding_step(&root?, stages)
+}
+
+/// Finds the deciding step in the result of a job. The result has an entry for each step of the list, and shows a name that
+/// is also a secret's value as `[MASKED]`: the place tells which it is.
+fn deciding_step(root: &v1::StepResult, stages: &[String]) -> Option<FailedStep> {
+    let failed = *deciding(root).first()?;
+    let place = root.sub_step_results.iter().position(|step| std::ptr::eq(step, failed))?;
+    let shown = || failed.step.as_ref().map(|step| step.name.clone()).unwrap_or_default();
     let name = stages.get(place).cloned().unwrap_or_else(shown);
-    Some(FailedStep::new(name, &class))
+    Some(FailedStep::new(name, &failed.error_class))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use v1::step_result::Outcome;
+
+    fn step(name: &str, outcome: Outcome, end: i64, class: &str) -> v1::StepResult {
+        let mut result = v1::StepResult {
+            step: Some(v1::Step { name: name.into(), ..v1::Step::default() }),
+            outcome: outcome.into(),
+            end_time: Some(Default::default()),
+            error_class: class.into(),
+            ..v1::StepResult::default()
+        };
+        result.end_time.iter_mut().for_each(|time| time.seconds = end);
+        result
+    }
+
+    #[test]
+    fn the_step_that_decided_is_the_one_that_ended_first_and_not_the_first_in_the_list() {
+        use Outcome::{AllowedFailure, Cancelled, Failure, Skipped, Success};
+        let stages = ["a", "b", "c"].map(str::to_owned);
+        for (steps, expected) in [
+            // Members of a group: the second one failed, the first one only while it was stopped.
+            (vec![step("", Failure, 9, "exec"), step("", Failure, 5, "timeout")], Some(("b", "timeout"))),
+            (vec![step("", Cancelled, 9, ""), step("", Failure, 5, "")], Some(("b", ""))),
+            // A stop came first, then a cleanup failed.
+            (
+                vec![step("", Cancelled, 3, ""), step("", Skipped, 3, ""), step("", Failure, 4, "io")],
+                Some(("a", "")),
+            ),
+            (vec![step("", AllowedFailure, 1, "exec"), step("", Success, 2, "")], None),
+            (
+                vec![
+                    step("", Success, 1, ""),
+                    step("", Success, 1, ""),
+                    step("", Success, 1, ""),
+                    step("d", Failure, 2, "fetch"),
+                ],
+                Some(("d", "fetch")),
+            ),
+        ] {
+            let root = v1::StepResult { sub_step_results: steps, ..v1::StepResult::default() };
+            let expected = expected.map(|(name, class)| FailedStep::new(name.to_owned(), class));
+            assert_eq!(deciding_step(&root, &stages), expected);
+        }
+    }
 }
