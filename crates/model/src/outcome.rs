@@ -64,12 +64,21 @@ pub struct Outcome {
     /// True if a defect of this program ended the job.
     #[serde(rename = "defect", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_defect: bool,
+    /// Reason for which the job was stopped, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancel_cause: Option<CancelCause>,
 }
 
 impl Outcome {
     /// Makes the outcome of a job whose steps all succeeded.
     pub const fn success() -> Self {
-        Self { class: EndClass::Success, exit_code: 0, message: String::new(), is_defect: false }
+        Self {
+            class: EndClass::Success,
+            exit_code: 0,
+            message: String::new(),
+            is_defect: false,
+            cancel_cause: None,
+        }
     }
 
     /// Makes the outcome of a failure without an exit code.
@@ -79,6 +88,7 @@ impl Outcome {
             exit_code: exit_code::FAILED,
             message: message.into(),
             is_defect: false,
+            cancel_cause: None,
         }
     }
 
@@ -91,7 +101,13 @@ impl Outcome {
     pub fn stopped(cause: CancelCause) -> Self {
         let class = if cause.is_time_limit() { EndClass::Timeout } else { EndClass::Cancelled };
         let exit_code = if cause.is_time_limit() { exit_code::TIME_LIMIT } else { exit_code::CANCELLED };
-        Self { class, exit_code, message: cause.text().to_owned(), is_defect: false }
+        Self {
+            class,
+            exit_code,
+            message: cause.text().to_owned(),
+            is_defect: false,
+            cancel_cause: Some(cause),
+        }
     }
 
     /// True if the message ends with the exit status of a process that failed the job (language.md §14.4).
@@ -106,6 +122,7 @@ impl Outcome {
             exit_code: exit_code::INTERRUPTED,
             message: message.into(),
             is_defect: false,
+            cancel_cause: None,
         }
     }
 }

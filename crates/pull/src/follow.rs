@@ -98,8 +98,18 @@ async fn end(client: &Client, id: &JobId, status: &v1::Status, stages: &[String]
         ("", code) => format!("the job ended without an exit code ({code})"),
         (message, _) => message.to_owned(),
     };
-    let is_stop = status.exit_code == exit_code::CANCELLED && message.contains(CancelCause::Shutdown.text());
-    DaemonEnd { code: status.exit_code, failed, is_stop, message }
+    DaemonEnd { code: status.exit_code, failed, is_stop: is_stop(status), message }
+}
+
+/// True if the stop of the daemon ended the job.
+fn is_stop(status: &v1::Status) -> bool {
+    match status.cancel_cause() {
+        // An older daemon ended the job: only its words tell.
+        v1::CancelCause::Unspecified => {
+            status.exit_code == exit_code::CANCELLED && status.message.contains(CancelCause::Shutdown.text())
+        }
+        cause => cause == v1::CancelCause::Shutdown,
+    }
 }
 
 /// Returns the step of the root list that decided how the job ended.
@@ -137,6 +147,26 @@ mod tests {
         };
         result.end_time.iter_mut().for_each(|time| time.seconds = end);
         result
+    }
+
+    #[test]
+    fn the_stop_of_a_daemon_is_told_by_the_cause_and_of_an_older_one_by_its_words() {
+        let status = |cause: v1::CancelCause, exit_code, message: &str| v1::Status {
+            exit_code,
+            message: message.into(),
+            cancel_cause: cause.into(),
+            ..v1::Status::default()
+        };
+        let words = CancelCause::Shutdown.text();
+        for (status, expected) in [
+            (status(v1::CancelCause::Shutdown, exit_code::CANCELLED, "other words"), true),
+            (status(v1::CancelCause::Cancel, exit_code::CANCELLED, words), false),
+            (status(v1::CancelCause::Unspecified, exit_code::CANCELLED, words), true),
+            (status(v1::CancelCause::Unspecified, exit_code::CANCELLED, "other words"), false),
+            (status(v1::CancelCause::Unspecified, 1, words), false),
+        ] {
+            assert_eq!(is_stop(&status), expected, "{status:?}");
+        }
     }
 
     #[test]
