@@ -8,6 +8,7 @@ mod pace;
 mod private;
 mod start_failure;
 
+use std::any::Any;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
@@ -218,8 +219,7 @@ fn run_system<T>(calls: &CallCounters, work: impl Future<Output = T>) -> Result<
     threads::probe()?;
     // The runtime can still fail to start one, and then it panics.
     let first = std::panic::AssertUnwindSafe(|| drop(runtime.spawn_blocking(|| ())));
-    std::panic::catch_unwind(first)
-        .map_err(|_| failure("cannot start a thread", &io::Error::from(io::ErrorKind::OutOfMemory)))?;
+    std::panic::catch_unwind(first).map_err(|panic| no_thread(&*panic))?;
     let system = actix_rt::System::with_tokio_rt(|| runtime);
     Ok(system.block_on(work))
 }
@@ -232,6 +232,13 @@ async fn reap_orphans(mut signals: ChildSignals) {
         }
         signals.next().await;
     }
+}
+
+/// Returns the failure of a runtime that has no thread, with the reason as the runtime's `panic` tells it. It holds nothing
+/// but the system's error: no work runs yet.
+fn no_thread(panic: &(dyn Any + Send)) -> Failure {
+    let reason = panic.downcast_ref::<String>().map_or("the runtime failed", String::as_str);
+    Failure::new(Exit::Failure, format!("cannot start a thread: {reason}"))
 }
 
 fn failure(what: &str, error: &io::Error) -> Failure {

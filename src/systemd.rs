@@ -4,6 +4,7 @@
 //! Only this module reads the manager's variables and sends messages to it. `store::socket` decides what the daemon
 //! does with a passed socket.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
@@ -57,7 +59,7 @@ pub(crate) enum PassedError {
         /// Its number in this process.
         number: i32,
         /// Its kind.
-        what: &'static str,
+        what: Cow<'static, str>,
     },
 }
 
@@ -72,24 +74,30 @@ pub(crate) fn passed_socket() -> Result<Option<PassedSocket>, PassedError> {
     };
     let descriptor = process::inherited_descriptor(number).map_err(PassedError::Protocol)?;
     let unsuitable = |what| PassedError::Unsuitable { number, what };
+    let without_path = || unsuitable("a socket without a path".into());
     check_kind(&descriptor).map_err(unsuitable)?;
     let listener = UnixListener::from(descriptor);
     let address = listener.local_addr().map_err(PassedError::Protocol)?;
-    let path = address.as_pathname().ok_or_else(|| unsuitable("a socket without a path"))?.to_owned();
+    let path = address.as_pathname().ok_or_else(without_path)?.to_owned();
     Ok(Some(PassedSocket { listener, path }))
 }
 
-fn check_kind(descriptor: &OwnedFd) -> Result<(), &'static str> {
+/// Returns what the descriptor is, unless it is a unix stream socket that listens.
+fn check_kind(descriptor: &OwnedFd) -> Result<(), Cow<'static, str>> {
     let socket = descriptor.as_fd();
-    let kind = sockopt::socket_type(socket).map_err(|_| "no socket")?;
-    if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
-        return Err("a socket of another family");
+    let unknown = |error| match error {
+        Errno::NOTSOCK => "no socket".into(),
+        error => Cow::from(format!("of unknown kind ({error})")),
+    };
+    let kind = sockopt::socket_type(socket).map_err(unknown)?;
+    if sockopt::socket_domain(socket).map_err(unknown)? != AddressFamily::UNIX {
+        return Err("a socket of another family".into());
     }
     if kind != SocketType::STREAM {
-        return Err("a unix socket of another type");
+        return Err("a unix socket of another type".into());
     }
-    if sockopt::socket_acceptconn(socket) != Ok(true) {
-        return Err("a socket that does not listen");
+    if !sockopt::socket_acceptconn(socket).map_err(unknown)? {
+        return Err("a socket that does not listen".into());
     }
     Ok(())
 }
@@ -220,6 +228,16 @@ mod tests {
     fn run<T>(work: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(work)
+    }
+
+    #[test]
+    fn a_descriptor_that_the_system_does_not_examine_is_refused_with_its_reason() {
+        use rustix::fs::{Mode, OFlags};
+        let path_only = rustix::fs::open("/", OFlags::PATH, Mode::empty()).unwrap();
+        let told = check_kind(&path_only).unwrap_err();
+        assert!(told.starts_with("of unknown kind (Bad file descriptor"), "{told}");
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(check_kind(&file.into()).unwrap_err(), "no socket");
     }
 
     #[test]

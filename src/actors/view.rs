@@ -11,7 +11,7 @@ use super::trace_sink::TraceFeed;
 use crate::clock;
 use crate::job::reaper::{Facts, Moment, Phase};
 use crate::journal::event::End;
-use crate::model::{JobId, JobKey, JobState, Outcome, StepUsage};
+use crate::model::{CancelCause, JobId, JobKey, JobState, Outcome, StepUsage};
 use crate::process::cgroup::Usage;
 use crate::request::RequestOrigin;
 use crate::store::FilesLeft;
@@ -317,6 +317,7 @@ impl JobView {
             now;
         let JobViewState { paused, current, allowed_failures, usage, .. } = now;
         let is_defect = outcome.as_ref().is_some_and(|outcome| outcome.is_defect);
+        let cancel_cause = outcome.as_ref().and_then(|outcome| outcome.cancel_cause);
         let (exit_code, message) =
             outcome.map_or_else(|| (0, paused.unwrap_or_default()), |o| (o.exit_code, o.message));
         JobStatus {
@@ -325,6 +326,7 @@ impl JobView {
             state,
             exit_code,
             is_defect,
+            cancel_cause,
             message,
             start_time,
             end_time,
@@ -354,6 +356,8 @@ pub struct JobStatus {
     pub exit_code: i32,
     /// True if a defect of this program ended the job.
     pub(crate) is_defect: bool,
+    /// Reason for which an ended job was stopped, if it was.
+    pub(crate) cancel_cause: Option<CancelCause>,
     /// Reason of a failure, masked; for a running job a message while the disk refuses its log.
     pub message: String,
     /// Microseconds since the epoch.

@@ -71,10 +71,7 @@ impl Allowed {
 }
 
 fn class(word: &str) -> Result<Class, String> {
-    Class::ALL
-        .into_iter()
-        .find(|class| class.word() == word)
-        .ok_or_else(|| format!("the classes are {}", Class::ALL.map(Class::word).join(", ")))
+    Class::of_word(word).ok_or_else(|| format!("the classes are {}", Class::ALL.map(Class::word).join(", ")))
 }
 
 pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandResult {

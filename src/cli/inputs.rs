@@ -9,6 +9,7 @@ use crate::error::{Exit, Failure};
 use crate::lang::ast::{Declaration, Function};
 use crate::lang::convert::contract::{self, ContractError, NamedValues};
 use crate::lang::convert::to_json;
+use crate::lang::diagnostic::{Diagnostic, Severity};
 use crate::lang::document;
 use crate::lang::name;
 use crate::lang::value::{Value, ValueType};
@@ -50,14 +51,23 @@ pub(super) fn untyped(input: &str) -> Result<(String, Untyped<'_>), Failure> {
     parse(input, |_| None).map(|(name, value)| (name, Untyped::Value(to_json(&value))))
 }
 
-/// Parses `NAME=VALUE`. VALUE is YAML, but text for an input that is declared a `string`. Errors never quote the value.
+/// Parses `NAME=VALUE`. VALUE is YAML, but text for an input that is declared a `string`. Errors tell the place in the value
+/// and the mistake, and never quote the value.
 fn parse(input: &str, type_of: impl Fn(&str) -> Option<ValueType>) -> Result<(String, Value), Failure> {
     let (name, text) = split_pair(input, "input")?;
     let value = if type_of(name) == Some(ValueType::String) {
         Value::text(text)
     } else {
-        document::parse_value(text).map_err(|_| {
-            let failure = Failure::new(Exit::Usage, format!("the value of --input {name} is no YAML value for an input"));
+        document::parse_value(text).map_err(|found| {
+            let reason = match found.iter().find(|found| found.severity == Severity::Error) {
+                Some(Diagnostic { at, message, .. }) => {
+                    let message = text::for_people(message);
+                    format!(": line {}, column {}: {message}", at.line, at.column)
+                }
+                None => String::new(),
+            };
+            let what = format!("the value of --input {name} is no YAML value for an input{reason}");
+            let failure = Failure::new(Exit::Usage, what);
             failure.with_remedy(
                 "put text with special characters in quotes; numbers are finite, and keys are text and stand there once",
             )
@@ -166,5 +176,12 @@ mod tests {
             assert!(!error.to_string().contains("hidden"), "{error}");
             assert_eq!(error.exit(), Exit::Usage);
         }
+    }
+
+    #[test]
+    fn a_value_that_is_no_yaml_is_refused_with_the_place_and_the_mistake() {
+        let error = inputs(&["o=[a,\n b: {"]).unwrap_err().to_string();
+        assert!(error.contains("--input o is no YAML value for an input: line 2, column "), "{error}");
+        assert!(!error.ends_with(": "), "{error}");
     }
 }

@@ -13,12 +13,10 @@ use super::states;
 use super::states::printable;
 use super::terminal;
 use crate::error::{Exit, Failure};
+use crate::lang::diagnostic::Class;
+use crate::model::exit_code::STEP_TIMED_OUT;
 use crate::pb::v1;
 use crate::pb::v1::step_result::Outcome;
-
-/// Class of the error of a step that ran into its time limit, and its exit code.
-const TIMEOUT: &str = "timeout";
-const TIMED_OUT: i32 = 124;
 
 /// Returns a result with all results below it, under the names of the protocol (service.md §2.1). It omits the
 /// interface and the definition: they are the function's own text.
@@ -55,7 +53,8 @@ pub(super) fn outcome(outcome: Outcome) -> &'static str {
 /// (flow.md §4.2).
 pub(super) fn exit_code(result: &v1::StepResult) -> Option<i32> {
     let process = result.exec_result.as_ref()?;
-    Some(if result.error_class == TIMEOUT { TIMED_OUT } else { process.exit_code })
+    let is_over = Class::of_word(&result.error_class) == Some(Class::Timeout);
+    Some(if is_over { STEP_TIMED_OUT } else { process.exit_code })
 }
 
 /// Returns facts about the run of a step, as events show them.

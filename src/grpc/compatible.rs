@@ -180,6 +180,7 @@ fn status(status: JobStatus) -> guesses::Status {
         state,
         exit_code: _,
         is_defect,
+        cancel_cause: _,
         message,
         start_time,
         end_time,

@@ -11,8 +11,8 @@ use crate::actors::stored::{StepEvent, StoredKind};
 use crate::actors::view::JobStatus;
 use crate::clock;
 use crate::model::{
-    EndClass, ExecResult, JobState, Reason, ReferenceInfo, Refusal, StepFacts, StepInfo, StepOutcome,
-    StepResult, StepStatus, StepUsage,
+    CancelCause, EndClass, ExecResult, JobState, Reason, ReferenceInfo, Refusal, StepFacts, StepInfo,
+    StepOutcome, StepResult, StepStatus, StepUsage,
 };
 use crate::pb::v1;
 
@@ -99,6 +99,7 @@ pub(super) fn status(status: JobStatus) -> v1::Status {
         state,
         exit_code,
         is_defect: _,
+        cancel_cause,
         message,
         start_time,
         end_time,
@@ -132,6 +133,7 @@ pub(super) fn status(status: JobStatus) -> v1::Status {
         usage: used.map(usage),
         elapsed: start_time.map(|start| elapsed(start, end_time)),
         allowed_failures: allowed_failures as i32,
+        cancel_cause: cancel_cause.map_or(v1::CancelCause::Unspecified, cause_number).into(),
     }
 }
 
@@ -149,6 +151,18 @@ fn usage(used: StepUsage) -> v1::Usage {
         peak_memory_bytes: peak_memory.map(|bytes| bytes as i64),
         read_bytes: read.map(|bytes| bytes as i64),
         written_bytes: written.map(|bytes| bytes as i64),
+    }
+}
+
+const fn cause_number(cause: CancelCause) -> v1::CancelCause {
+    match cause {
+        CancelCause::Cancel => v1::CancelCause::Cancel,
+        CancelCause::Finish => v1::CancelCause::Finish,
+        CancelCause::Shutdown => v1::CancelCause::Shutdown,
+        CancelCause::QueuedTooLong => v1::CancelCause::QueuedTooLong,
+        CancelCause::TimeLimit => v1::CancelCause::TimeLimit,
+        CancelCause::Runaway => v1::CancelCause::Runaway,
+        CancelCause::Silent => v1::CancelCause::Silent,
     }
 }
 

@@ -75,7 +75,7 @@ pub enum RunAnswer {
 pub struct DaemonEnd {
     /// Exit code (service.md §3.5).
     pub code: i32,
-    /// The first step of the root list that failed.
+    /// The step of the root list that decided the end.
     pub failed: Option<FailedStep>,
     /// True if the stop of the daemon ended the job.
     pub is_stop: bool,

@@ -1,13 +1,15 @@
 //! The end of a job as the server is told it: state, failure reason and exit code (agent.md §7.1).
 //!
-//! The result comes from the daemon alone: code and class of the job's end, and the step that failed first.
+//! The result comes from the daemon alone: code and class of the job's end, and the step that decided it.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use step_runner_lang::diagnostic::Class;
+use step_runner_model::exit_code;
 
 /// How a job came to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +18,7 @@ pub enum JobEnd {
     Ended {
         /// Exit code of the daemon's job (service.md §3.5).
         code: i32,
-        /// The first step of the root list that failed.
+        /// The step of the root list that decided the end.
         failed: Option<FailedStep>,
     },
     /// The daemon ended the job for a cancel. The reason depends on who asked.
@@ -39,7 +41,21 @@ pub struct FailedStep {
     /// Its name in the root list.
     pub name: String,
     /// Class of its error (language.md §18), if it is no plain exit code.
-    pub error_class: Option<String>,
+    #[serde(deserialize_with = "known_class")]
+    pub error_class: Option<Class>,
+}
+
+impl FailedStep {
+    /// Makes a step of its name and of the word of its class in the daemon's result. A class that only the daemon knows
+    /// counts as none.
+    pub fn new(name: String, class: &str) -> Self {
+        Self { name, error_class: Class::of_word(class) }
+    }
+}
+
+/// Reads a class. One that another version of the agent has written counts as none, so that the record stays usable.
+fn known_class<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Class>, D::Error> {
+    Ok(Option::<String>::deserialize(from)?.and_then(|word| Class::of_word(&word)))
 }
 
 /// Who asked for the cancel of a job.
@@ -183,28 +199,28 @@ fn verdict(end: &JobEnd) -> Option<(Reason, Option<i32>)> {
 
 fn ended(code: i32, failed: Option<&FailedStep>) -> (Reason, Option<i32>) {
     let name = failed.map_or("", |step| step.name.as_str());
-    let class = failed.and_then(|step| step.error_class.as_deref());
+    let class = failed.and_then(|step| step.error_class);
     let is_script = name.starts_with("step_") || name == "after_script";
     match code {
-        // A limit of the script alone. That of the job is -3.
-        _ if is_script && class == Some("timeout") => (Reason::JobExecutionTimeout, None),
+        // A limit of the script alone. That of the job is a code of its own.
+        _ if is_script && class == Some(Class::Timeout) => (Reason::JobExecutionTimeout, None),
         1.. if is_script => (Reason::ScriptFailure, Some(code)),
         1.. => stage(name, code, class),
-        -1 if name == "step_run" => match class {
-            Some("fetch") => (Reason::RunnerExternalDependencyFailure, None),
-            Some("exec" | "io") => (Reason::RunnerSystemFailure, None),
+        exit_code::FAILED if name == "step_run" => match class {
+            Some(Class::Fetch) => (Reason::RunnerExternalDependencyFailure, None),
+            Some(Class::Exec | Class::Io) => (Reason::RunnerSystemFailure, None),
             _ => (Reason::ScriptFailure, Some(1)),
         },
-        -3 => (Reason::JobExecutionTimeout, None),
+        exit_code::TIME_LIMIT => (Reason::JobExecutionTimeout, None),
         _ => (Reason::RunnerSystemFailure, None),
     }
 }
 
 /// Returns reason and exit code of a stage of ours that failed.
-fn stage(name: &str, code: i32, class: Option<&str>) -> (Reason, Option<i32>) {
+fn stage(name: &str, code: i32, class: Option<Class>) -> (Reason, Option<i32>) {
     let is_work = ["get_sources", "download_artifacts", "upload_artifacts"].contains(&name);
     match code {
-        _ if !is_work || class == Some("timeout") => (Reason::RunnerSystemFailure, None),
+        _ if !is_work || class == Some(Class::Timeout) => (Reason::RunnerSystemFailure, None),
         1 => (Reason::ScriptFailure, Some(1)),
         STAGE_NETWORK => (Reason::RunnerExternalDependencyFailure, None),
         STAGE_CONFIGURATION => (Reason::RunnerConfigurationError, None),

@@ -160,7 +160,7 @@ impl Record {
 }
 
 /// What a starting agent does with a record that it cannot use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// It stays, is named once, and holds no slot.
     Keep(Unusable),
@@ -170,7 +170,7 @@ pub enum Unreadable {
 
 /// Decides about a record that cannot be used; `None`: it is not there. It is the first file that is written, and the
 /// first that is deleted. `has_files` is true if the folder has more than the record.
-pub const fn unreadable(why: Option<Unusable>, has_files: bool) -> Unreadable {
+pub fn unreadable(why: Option<Unusable>, has_files: bool) -> Unreadable {
     match why {
         None => Unreadable::Remove,
         Some(Unusable::Torn) if !has_files => Unreadable::Remove,
@@ -243,13 +243,13 @@ pub(crate) mod tests {
         for (why, has_files, is_kept) in [
             (Unusable::Torn, false, false),
             (Unusable::Torn, true, true),
-            (Unusable::Unread, false, true),
+            (Unusable::Unread("Permission denied".to_owned()), false, true),
             (Unusable::Damaged, false, true),
             (Unusable::Newer(9), false, true),
             (Unusable::Foreign, false, true),
         ] {
-            let wanted = if is_kept { Unreadable::Keep(why) } else { Unreadable::Remove };
-            assert_eq!(unreadable(Some(why), has_files), wanted, "{why:?}");
+            let wanted = if is_kept { Unreadable::Keep(why.clone()) } else { Unreadable::Remove };
+            assert_eq!(unreadable(Some(why.clone()), has_files), wanted, "{why:?}");
         }
         // The deletion of its folder was cut off.
         assert_eq!(unreadable(None, true), Unreadable::Remove);

@@ -13,11 +13,11 @@ const MARK: &str = "step-runner-agent";
 pub const MAX_SIZE: usize = 128 << 20;
 
 /// A file that cannot be used. Nothing of it is shown: it may hold a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// The system does not give its content, perhaps only now.
-    #[error("the file cannot be read")]
-    Unread,
+    /// The system does not give its content, perhaps only now. Holds the system's reason.
+    #[error("the file cannot be read: {0}")]
+    Unread(String),
     /// It is shorter than it says, or ends within its first line.
     #[error("the file was not written to its end")]
     Torn,

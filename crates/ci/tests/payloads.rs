@@ -89,6 +89,9 @@ fn what_cannot_be_done_is_refused_without_a_quotation() {
         let error = of_payload(payload.to_string().as_bytes()).err().unwrap().to_string();
         assert!(error.contains(part) && !error.contains("secret-word"), "{payload}: {error}");
     }
+    let broken = json!({"run": "[\n  {\"name\": s3cret}"}).to_string();
+    let error = of_payload(broken.as_bytes()).err().unwrap().to_string();
+    assert_eq!(error, "\"run\" of the job is no JSON: see its line 2, column 12");
     assert!(of_payload(b"").is_err() && of_payload(b"{\"steps\":").is_err());
     assert!(of_payload(json!({"run": run}).to_string().as_bytes()).is_ok());
 }

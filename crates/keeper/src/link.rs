@@ -301,7 +301,10 @@ const USUAL_FRAME: usize = 256;
 fn encode(frame: &ToKeeper) -> Result<Vec<u8>, LinkError> {
     let mut bytes = Vec::with_capacity(USUAL_FRAME);
     bytes.extend_from_slice(&[0; 4]);
-    let mut bytes = postcard::to_extend(frame, bytes).map_err(|_| LinkError::Protocol)?;
+    let mut bytes = postcard::to_extend(frame, bytes).map_err(|error| {
+        tracing::error!(error = %Chain(&error), "a request to the keeper cannot be encoded");
+        LinkError::Protocol
+    })?;
     let len = bytes.len() - 4;
     if len > MAX_FRAME {
         return Err(LinkError::TooLarge(len));

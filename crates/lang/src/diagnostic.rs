@@ -88,6 +88,11 @@ impl Class {
         Self::Io,
     ];
 
+    /// Returns the class with this [`word`](Self::word). `None`: another version has it.
+    pub fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|class| class.word() == word)
+    }
+
     /// Returns the word used in `--output json`, in the details of errors and in the tables of the language.
     pub const fn word(self) -> &'static str {
         match self {

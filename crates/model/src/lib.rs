@@ -5,6 +5,7 @@
 
 pub mod error;
 mod exit;
+pub mod exit_code;
 mod id;
 mod limits;
 mod number;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exit_code;
+
 /// Channel of a log entry (logs.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LogChannel {
@@ -62,17 +64,32 @@ pub struct Outcome {
     /// True if a defect of this program ended the job.
     #[serde(rename = "defect", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_defect: bool,
+    /// Reason for which the job was stopped, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancel_cause: Option<CancelCause>,
 }
 
 impl Outcome {
     /// Makes the outcome of a job whose steps all succeeded.
     pub const fn success() -> Self {
-        Self { class: EndClass::Success, exit_code: 0, message: String::new(), is_defect: false }
+        Self {
+            class: EndClass::Success,
+            exit_code: 0,
+            message: String::new(),
+            is_defect: false,
+            cancel_cause: None,
+        }
     }
 
     /// Makes the outcome of a failure without an exit code.
     pub fn failed(message: impl Into<String>) -> Self {
-        Self { class: EndClass::Failure, exit_code: -1, message: message.into(), is_defect: false }
+        Self {
+            class: EndClass::Failure,
+            exit_code: exit_code::FAILED,
+            message: message.into(),
+            is_defect: false,
+            cancel_cause: None,
+        }
     }
 
     /// Makes the outcome of a failure caused by a defect of this program.
@@ -83,8 +100,14 @@ impl Outcome {
     /// Makes the outcome of a job stopped because of `cause`.
     pub fn stopped(cause: CancelCause) -> Self {
         let class = if cause.is_time_limit() { EndClass::Timeout } else { EndClass::Cancelled };
-        let exit_code = if cause.is_time_limit() { -3 } else { -2 };
-        Self { class, exit_code, message: cause.text().to_owned(), is_defect: false }
+        let exit_code = if cause.is_time_limit() { exit_code::TIME_LIMIT } else { exit_code::CANCELLED };
+        Self {
+            class,
+            exit_code,
+            message: cause.text().to_owned(),
+            is_defect: false,
+            cancel_cause: Some(cause),
+        }
     }
 
     /// True if the message ends with the exit status of a process that failed the job (language.md §14.4).
@@ -94,7 +117,13 @@ impl Outcome {
 
     /// Makes the outcome of a job whose keeper or host died, or to which no daemon came back.
     pub fn interrupted(message: impl Into<String>) -> Self {
-        Self { class: EndClass::Interrupted, exit_code: -4, message: message.into(), is_defect: false }
+        Self {
+            class: EndClass::Interrupted,
+            exit_code: exit_code::INTERRUPTED,
+            message: message.into(),
+            is_defect: false,
+            cancel_cause: None,
+        }
     }
 }
 

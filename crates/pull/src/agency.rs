@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use serde_json::Value as Json;
 use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -500,7 +499,7 @@ impl Agency {
 
     fn resume(&mut self, record: Record, apis: &mut Apis) -> Result<(), String> {
         let server = Base::new(&record.server).map_err(|error| error.to_string())?;
-        let settings: Settings = from_json(&record.settings)?;
+        let settings = Settings::of_record(&record.settings)?;
         let api = apis.of(&settings, &server).map_err(|error| error.to_string())?;
         let event = Event::Adopted { entry: record.entry, is_running: record.holds_slot() };
         if self.begin(record, false, OfEntry { settings, server, api }) {
@@ -508,8 +507,4 @@ impl Agency {
         }
         Ok(())
     }
-}
-
-fn from_json(settings: &Json) -> Result<Settings, String> {
-    serde_json::from_value(settings.clone()).map_err(|_| "its settings are not understood".to_owned())
 }

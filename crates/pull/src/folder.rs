@@ -11,6 +11,7 @@ use step_runner_agent::names::is_folder;
 use step_runner_agent::record::Record;
 use step_runner_agent::sealed::{MAX_SIZE, Unusable};
 use step_runner_agent::trace::Checkpoint;
+use step_runner_model::error::Chain;
 
 const RECORD: &str = "record";
 const HEAD: &str = "head";
@@ -69,7 +70,7 @@ impl JobFolder {
             [HEAD, TRACE, CHECKPOINT, TAIL, SENT].iter().any(|name| self.path.join(name).exists());
         let bytes = read(&self.path.join(RECORD)).map_err(|error| {
             let is_there = error.kind() != io::ErrorKind::NotFound;
-            (is_there.then_some(Unusable::Unread), has_files)
+            (is_there.then(|| Unusable::Unread(error.to_string())), has_files)
         })?;
         Record::decode(&bytes).map_err(|error| (Some(error), has_files))
     }
@@ -79,10 +80,24 @@ impl JobFolder {
         let bytes = |name: &str| read(&self.path.join(name)).unwrap_or_default();
         let (head, trace, tail) = (bytes(HEAD), bytes(TRACE), bytes(TAIL));
         let sent = String::from_utf8(bytes(SENT)).ok().and_then(|text| text.trim().parse().ok());
-        let checkpoint = read(&self.path.join(CHECKPOINT)).map_err(|_| Unusable::Torn);
-        let checkpoint = checkpoint.and_then(|bytes| Checkpoint::decode(&bytes));
+        let checkpoint = self.checkpoint();
         (self.trace_len, self.tail) = (trace.len() as u64, tail.clone());
         Disk { head, trace, checkpoint, tail, sent: sent.unwrap_or_default() }
+    }
+
+    /// Reads the checkpoint. One that is there and of no use is told in the log.
+    fn checkpoint(&self) -> Result<Checkpoint, Unusable> {
+        let read = read(&self.path.join(CHECKPOINT));
+        let is_there = !matches!(&read, Err(error) if error.kind() == io::ErrorKind::NotFound);
+        let read = read.map_err(|error| Unusable::Unread(error.to_string()));
+        let found = read.and_then(|bytes| Checkpoint::decode(&bytes));
+        if let Err(error) = &found
+            && is_there
+        {
+            let folder = self.path.display();
+            tracing::warn!(error = %Chain(error), "the checkpoint in {folder} is of no use: the trace is made anew");
+        }
+        found
     }
 
     /// Writes the record so that it survives the machine.
@@ -208,4 +223,33 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_SIZE as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_the_system_does_not_give_is_told_from_one_that_is_torn() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut job = JobFolder::new(folder.path().to_owned());
+        let found = |job: &mut JobFolder| job.disk().checkpoint.unwrap_err();
+        assert!(matches!(found(&mut job), Unusable::Unread(_)));
+        let path = folder.path().join(CHECKPOINT);
+        fs::create_dir(&path).unwrap();
+        assert_eq!(found(&mut job).to_string(), "the file cannot be read: Is a directory (os error 21)");
+        fs::remove_dir(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        assert_eq!(found(&mut job), Unusable::Torn);
+    }
+
+    #[test]
+    fn a_record_that_the_system_does_not_give_stays_and_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let job = JobFolder::new(folder.path().to_owned());
+        assert!(matches!(job.record(), Err((None, false))));
+        fs::create_dir(folder.path().join(RECORD)).unwrap();
+        let Err((Some(why), false)) = job.record() else { panic!("it is read") };
+        assert_eq!(why.to_string(), "the file cannot be read: Is a directory (os error 21)");
+    }
 }

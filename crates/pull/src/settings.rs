@@ -1,6 +1,7 @@
 //! The settings of an entry that a job keeps, also when the entry is changed or gone. They stand in the job's record.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use super::users;
 use step_runner_agent::config::{Docker, Entry, Kubernetes};
@@ -122,6 +123,29 @@ pub enum Unserved {
 }
 
 impl Settings {
+    /// Reads the settings of a job's record.
+    ///
+    /// # Errors
+    /// Another version wrote them. The error names a field, and no value: that may be a secret.
+    pub(super) fn of_record(settings: &Json) -> Result<Self, String> {
+        let read = |settings: &Json| serde_json::from_value::<Self>(settings.clone());
+        read(settings).map_err(|error| {
+            let reason = error.to_string();
+            // The other errors quote values. The field to blame is the one without which there is another error.
+            let is_to_blame = |field: &String| {
+                let mut rest = settings.clone();
+                rest.as_object_mut().map(|fields| fields.shift_remove(field));
+                read(&rest).err().is_none_or(|other| other.to_string() != reason)
+            };
+            let mut fields = settings.as_object().into_iter().flat_map(serde_json::Map::keys);
+            match (reason.strip_prefix("missing field "), fields.find(|field| is_to_blame(field))) {
+                (Some(missing), _) => format!("its settings are not understood: {missing} is missing"),
+                (None, Some(field)) => format!("its settings are not understood: `{field}` has another form"),
+                (None, None) => "its settings are not understood".to_owned(),
+            }
+        })
+    }
+
     /// Returns the settings of an entry. `own` returns a folder of jobs on the agent's own daemon.
     pub(super) fn of(entry: &Entry, own: impl Fn(&str) -> String) -> Result<Self, Unserved> {
         let name = entry.name.clone();
@@ -215,4 +239,40 @@ impl Settings {
 /// True for a folder that a volume can be at: its path has none of the signs by which options are split.
 fn is_mountable(folder: &str) -> bool {
     folder.len() > 1 && folder.starts_with('/') && !folder.contains([':', ',', '\0', '\n'])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn settings_of_another_version_are_refused_with_the_field_and_without_its_value() {
+        let whole = json!({
+            "name": "a", "runner": 1, "address": null, "ignores_images": false, "builds_dir": "/b", "cache_dir": null,
+            "environment": [["A", "s3cret"]], "allowed_redirect_hosts": [], "certificates": {},
+        });
+        let told = |field: &str, value: Option<Json>| {
+            let mut settings = whole.clone();
+            let fields = settings.as_object_mut().unwrap();
+            match value {
+                Some(value) => drop(fields.insert(field.to_owned(), value)),
+                None => drop(fields.shift_remove(field)),
+            }
+            Settings::of_record(&settings).err().unwrap()
+        };
+        let text = told("runner", None);
+        assert!(text.ends_with("`runner` is missing"), "{text}");
+        for (field, value) in [
+            ("runner", json!("s3cret")),
+            ("environment", json!("s3cret")),
+            ("environment", json!([["A", ["s3cret"]]])),
+            ("docker", json!({"host": ["s3cret"]})),
+        ] {
+            let text = told(field, Some(value));
+            assert!(text.contains(field) && !text.contains("s3cret"), "{text}");
+        }
+        assert!(!Settings::of_record(&json!("s3cret")).err().unwrap().contains("s3cret"));
+    }
 }

@@ -33,6 +33,7 @@ pub use digest::digest_of;
 pub(crate) use digest::digest_of_hash;
 pub use error::OciError;
 pub use error::Problem;
+pub(crate) use error::short;
 pub(crate) use index::MAX_INDEX_DEPTH;
 pub use name::{ImageName, ImageVersion};
 pub use platform::Platform;
@@ -157,7 +158,7 @@ impl Registry {
             }
         }
         let content = serde_json::from_slice(&bytes)
-            .map_err(|_| Problem::Nonsense("its manifest is no image manifest and no index".into()))?;
+            .map_err(|error| Problem::no_json("its manifest is no image manifest and no index", &error))?;
         Ok(Manifest { content, digest: digest_of(&bytes), bytes })
     }
 
@@ -229,7 +230,7 @@ impl Registry {
             let answer = self.session.send(&Request::new(Method::GET, url)).await?;
             let bytes = read(answer, MAX_TAGS_BYTES).await?;
             let listed: Tags = serde_json::from_slice(&bytes)
-                .map_err(|_| Problem::Nonsense("its list of tags is none".into()))?;
+                .map_err(|error| Problem::no_json("its list of tags is none", &error))?;
             Ok(listed.tags.unwrap_or_default())
         };
         self.session.retrying(once).await.map_err(|problem| self.failed(problem))

@@ -69,7 +69,7 @@ impl RequestFault {
 }
 
 /// Finds the first `E` among the causes of `error`. Looks into I/O errors too: their source skips the error they wrap.
-fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
+pub(super) fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref() {

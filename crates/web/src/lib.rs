@@ -12,12 +12,15 @@ pub mod retry;
 pub mod tls;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rustls::pki_types::pem::PemObject as _;
+use rustls::client::VerifierBuilderError;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_native_certs::ErrorKind;
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
 
@@ -70,20 +73,20 @@ pub struct TlsFiles {
 /// Reasons why there is no client. Never quotes the value of a variable, which may hold a password.
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
-    /// A proxy variable holds no usable address.
-    #[error("the value of {0} is no proxy address: expected a URL such as http://proxy:3128")]
-    Proxy(&'static str),
+    /// A proxy variable holds no usable address. Holds its name and the reason.
+    #[error("the value of {0} is no proxy address ({1}): expected a URL such as http://proxy:3128")]
+    Proxy(&'static str, String),
     /// The file or folder of certificates in a variable is unusable.
     #[error(
         "cannot read a certificate from the path in {0}: name a PEM file or a folder of such files that this user can read"
     )]
-    Certificates(&'static str),
+    Certificates(&'static str, #[source] Option<io::Error>),
     /// No certificate is usable to check a server's.
     #[error("none of the certificates of authorities can be used: check SSL_CERT_FILE and SSL_CERT_DIR")]
-    NoCertificates,
+    NoCertificates(#[source] VerifierBuilderError),
     /// A file of certificates or of a key that a setting names is unusable.
     #[error("cannot read a certificate or key from {}: name a PEM file that this user can read", .0.display())]
-    File(PathBuf),
+    File(PathBuf, #[source] Option<io::Error>),
     /// The client's key does not fit its certificate, or one of them cannot be used.
     #[error("the key and the certificate of this client cannot be used together")]
     Identity(#[source] rustls::Error),
@@ -151,11 +154,11 @@ impl Network {
             let Some(path) = self.values.get(name).map(Path::new) else { continue };
             let (file, folder) =
                 if name == "SSL_CERT_FILE" { (Some(path), None) } else { (None, Some(path)) };
-            let read = rustls_native_certs::load_certs_from_paths(file, folder).certs;
-            if read.is_empty() {
-                return Err(WebError::Certificates(name));
+            let read = rustls_native_certs::load_certs_from_paths(file, folder);
+            if read.certs.is_empty() {
+                return Err(WebError::Certificates(name, unread(read.errors)));
             }
-            found.extend(read);
+            found.extend(read.certs);
         }
         if found.is_empty() {
             found = rustls_native_certs::load_native_certs().certs;
@@ -179,8 +182,11 @@ impl Network {
     /// Creates TLS settings like [`Self::tls`], with the certificates and the identity in `files`.
     pub fn tls_with(&self, files: &TlsFiles) -> Result<rustls::ClientConfig, WebError> {
         let certificates = |path: &Path| {
-            let read = rustls_native_certs::load_certs_from_paths(Some(path), None).certs;
-            if read.is_empty() { Err(WebError::File(path.to_owned())) } else { Ok(read) }
+            let read = rustls_native_certs::load_certs_from_paths(Some(path), None);
+            match read.certs.is_empty() {
+                true => Err(WebError::File(path.to_owned(), unread(read.errors))),
+                false => Ok(read.certs),
+            }
         };
         let mut trusted = self.certificates()?;
         if let Some(path) = &files.authorities {
@@ -189,7 +195,11 @@ impl Network {
         let identity = match &files.identity {
             None => None,
             Some((certificate, key)) => {
-                let unreadable = |_| WebError::File(key.clone());
+                // Another error may quote a line of the file.
+                let unreadable = |error| match error {
+                    pem::Error::Io(error) => WebError::File(key.clone(), Some(error)),
+                    _ => WebError::File(key.clone(), None),
+                };
                 let parsed = PrivateKeyDer::from_pem_file(key).map_err(unreadable)?;
                 Some((certificates(certificate)?, parsed))
             }
@@ -240,6 +250,15 @@ impl Network {
     }
 }
 
+/// Returns why the system refused to read certificates. Errors of another kind may quote a line of the file, which may
+/// hold a key, too.
+fn unread(errors: Vec<rustls_native_certs::Error>) -> Option<io::Error> {
+    errors.into_iter().find_map(|error| match error.kind {
+        ErrorKind::Io { inner, .. } => Some(inner),
+        _ => None,
+    })
+}
+
 /// Selects the cryptography provider of this process, once.
 pub fn use_ring() {
     static CHOSEN: OnceLock<()> = OnceLock::new();
@@ -262,6 +281,31 @@ pub fn is_loopback(url: &Url) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_with_the_systems_reason_and_its_content_is_not_quoted() {
+        let folder = std::env::temp_dir().join(format!("step-runner-web-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (absent, wrong) = (folder.join("absent.pem"), folder.join("wrong.pem"));
+        std::fs::write(&wrong, "-----BEGIN PRIVATE KEY----- s3cret\n").unwrap();
+        let identity =
+            |key: &Path| TlsFiles { identity: Some((absent.clone(), key.to_owned())), ..TlsFiles::default() };
+        let authorities =
+            |path: &Path| TlsFiles { authorities: Some(path.to_owned()), ..TlsFiles::default() };
+        let network = Network::default();
+        for (files, is_absent) in [
+            (identity(&absent), true),
+            (authorities(&absent), true),
+            (identity(&wrong), false),
+            (authorities(&wrong), false),
+        ] {
+            let error = network.tls_with(&files).unwrap_err();
+            let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            assert_eq!(source.contains("No such file"), is_absent, "{error}: {source}");
+            assert!(!error.to_string().contains("s3cret") && !source.contains("s3cret"), "{error}: {source}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_transfer_may_begin_late_and_pause_but_not_drip() {

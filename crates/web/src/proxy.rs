@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use reqwest::Proxy;
 use url::{Host, Url};
 
+use super::fault::find;
 use super::{Network, WebError, is_loopback};
 
 /// The proxies of a [`Network`]. Their addresses may hold passwords, so there is no `Debug`.
@@ -23,7 +24,7 @@ impl Proxies {
     pub(super) fn new(network: &Network) -> Result<Self, WebError> {
         let read = |names, kind: fn(&str) -> reqwest::Result<Proxy>| {
             let Some((name, address)) = network.first(names) else { return Ok(None) };
-            kind(address).map_err(|_| WebError::Proxy(name))?;
+            kind(address).map_err(|error| WebError::Proxy(name, reason(&error)))?;
             Ok(Some(address.to_owned()))
         };
         let all = read(["all_proxy", "ALL_PROXY"], |address| Proxy::all(address))?;
@@ -46,6 +47,12 @@ impl Proxies {
     pub(super) fn of_client(self) -> Proxy {
         Proxy::custom(move |url| self.of(url).map(str::to_owned))
     }
+}
+
+/// Returns why an address is none. Another error than that of the URL's parser may quote the address, which may hold a
+/// password.
+fn reason(error: &reqwest::Error) -> String {
+    find::<url::ParseError>(error).map_or_else(|| "it names no host".to_owned(), ToString::to_string)
 }
 
 /// Hosts that are reached without a proxy. This machine always is.
@@ -186,6 +193,20 @@ mod tests {
         assert_eq!(proxy_of(&both, "https://h/").as_deref(), Some("http://low:1"));
         assert_eq!(proxy_of(&both, "http://h/"), None);
         assert_eq!(proxy_of(&[], "https://h/"), None);
+    }
+
+    #[test]
+    fn a_value_that_is_no_proxy_address_is_refused_with_the_reason_and_without_the_value() {
+        for (value, reason) in [
+            ("http://user:s3cret@proxy:99999", "invalid port number"),
+            ("http://user:s3cret@", "empty host"),
+            ("mailto:s3cret", "it names no host"),
+        ] {
+            let network = Network::new(|name| (name == "https_proxy").then(|| value.to_owned()), |_| None);
+            let error = network.check_proxies().unwrap_err().to_string();
+            assert!(error.contains(reason) && error.contains("https_proxy"), "{value}: {error}");
+            assert!(!error.contains("s3cret"), "{error}");
+        }
     }
 
     #[test]

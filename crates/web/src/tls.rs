@@ -78,7 +78,7 @@ fn verifier(trusted: Vec<CertificateDer<'static>>) -> Result<Verifier, WebError>
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(trusted.iter().cloned());
     let chains = WebPkiServerVerifier::builder(Arc::new(roots)).build();
-    Ok(Verifier { chains: chains.map_err(|_| WebError::NoCertificates)?, trusted })
+    Ok(Verifier { chains: chains.map_err(WebError::NoCertificates)?, trusted })
 }
 
 /// Verifies chains of certificates as usual, and also accepts a server's certificate that is trusted itself.

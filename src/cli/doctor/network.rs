@@ -49,7 +49,7 @@ pub(super) fn proxy() -> Finding {
             "correct or unset the variable",
         );
     }
-    if let Err(error @ WebError::Proxy(_)) = network().check_proxies() {
+    if let Err(error @ WebError::Proxy(..)) = network().check_proxies() {
         return Finding::broken(NAME, error.to_string(), "correct or unset the variable");
     }
     let set: Vec<&str> = proxies().filter(|name| is_set(name)).collect();

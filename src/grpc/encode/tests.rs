@@ -135,6 +135,7 @@ fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
         state: JobState::Ended(EndClass::Failure),
         exit_code: 1,
         is_defect: false,
+        cancel_cause: None,
         message: "é".repeat(n % 4096),
         start_time: Some(1_700_000_000_000_000 + n as i64),
         end_time: Some(1_700_000_000_000_000 + n as i64),

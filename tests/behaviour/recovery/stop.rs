@@ -8,7 +8,7 @@ use crate::support::{
 };
 use futures_util::future::join_all;
 use rustix::process::Signal;
-use step_runner::pb::v1::{RunRequest, State};
+use step_runner::pb::v1::{CancelCause, RunRequest, State};
 use tonic::Code;
 
 #[tokio::test]
@@ -42,7 +42,8 @@ async fn fault_58_a_gentle_stop_ends_jobs_and_gives_a_hundred_followers_the_rest
     daemon.restart();
     let client = daemon.client().await;
     for id in ["stubborn", "meek"] {
-        assert_eq!(end(&client.ended(id).await), (State::Cancelled, -2));
+        let status = client.ended(id).await;
+        assert_eq!((end(&status), status.cancel_cause()), ((State::Cancelled, -2), CancelCause::Shutdown));
     }
     refused(client.try_status("late").await, Code::NotFound, "unknown_job");
 }

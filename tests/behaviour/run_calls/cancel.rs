@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{end, seconds};
 use crate::support::{Daemon, SOON, Setup, contains, refused, request, script, scripts};
 use step_runner::pb::v1::step_result::Status as StepStatus;
-use step_runner::pb::v1::{RunRequest, State};
+use step_runner::pb::v1::{CancelCause, RunRequest, State};
 use tonic::Code;
 
 #[tokio::test]
@@ -18,6 +18,7 @@ async fn cancel_keeps_result_and_log() {
     client.cancel("1").await;
     let status = client.ended("1").await;
     assert_eq!(end(&status), (State::Cancelled, -2), "{status:?}");
+    assert_eq!(status.cancel_cause(), CancelCause::Cancel);
     client.cancel("1").await;
     assert_eq!(client.status("1").await, status, "cancelling an ended job changes nothing");
     let log = client.log("1").await;
@@ -57,6 +58,7 @@ async fn a_time_limit_ends_a_job_with_a_result_of_its_own() {
     client.try_run(run).await.unwrap();
     let status = client.ended("1").await;
     assert_eq!(end(&status), (State::Timeout, -3), "{status:?}");
+    assert_eq!(status.cancel_cause(), CancelCause::TimeLimit);
     assert!(contains(&client.log("1").await, "job ended by time limit: "));
     // A limit that is not reached has no effect.
     let run = RunRequest { timeout: Some(seconds(300.0)), ..request("2", &script("echo done")) };

@@ -4,12 +4,19 @@ use std::ops::Range;
 
 use toml::de::{DeTable, DeValue};
 
+use super::read::line_of;
+
 /// A change that cannot be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EditError {
     /// The file is no TOML.
-    #[error("the file cannot be read as TOML")]
-    NotToml,
+    #[error("the file cannot be read as TOML: line {line}: {reason}")]
+    NotToml {
+        /// Line of the mistake, counted from 1.
+        line: usize,
+        /// The mistake, without the line's text: it may hold a token.
+        reason: String,
+    },
     /// The entries are no tables under `[[runners]]`.
     #[error("entries are not written under `[[runners]]`: write them so")]
     Form,
@@ -117,7 +124,10 @@ pub fn set(text: &str, entry: usize, key: &str, value: &Value) -> Result<String,
 }
 
 fn parse(text: &str) -> Result<DeTable<'_>, EditError> {
-    DeTable::parse(text).map(toml::Spanned::into_inner).map_err(|_| EditError::NotToml)
+    DeTable::parse(text).map(toml::Spanned::into_inner).map_err(|error| EditError::NotToml {
+        line: line_of(text, error.span().map_or(0, |span| span.start)),
+        reason: error.message().to_owned(),
+    })
 }
 
 /// Returns the places of the entries' headers and their tables. `None`: there is something else of that name.

@@ -39,7 +39,7 @@ impl<'t> Problems<'t> {
 
     /// Returns the line of an offset.
     pub(crate) fn line(&self, offset: usize) -> usize {
-        self.text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
+        line_of(self.text, offset)
     }
 
     pub(crate) fn error(&mut self, at: usize, message: impl Into<String>) {
@@ -67,6 +67,11 @@ impl<'t> Problems<'t> {
         all.sort_by_key(|(at, _)| *at);
         all.iter().map(|(at, message)| format!("{}:{}: {message}", self.name, self.line(*at))).collect()
     }
+}
+
+/// Returns the line of an offset in a text, counted from 1.
+pub(super) fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
 }
 
 /// A table that is being read. Keys that nobody asks for are unknown ones.

@@ -201,7 +201,15 @@ fn an_entry_ends_where_another_table_begins() {
     let inline = "runners = [{url = \"https://a.test\", token = \"x\"}]\n";
     assert_eq!(remove(inline, 0), Err(EditError::Form));
     assert_eq!(append("runners = 3\n", &[], &[]), Err(EditError::Form));
-    assert_eq!(append("[[", &[], &[]), Err(EditError::NotToml));
+}
+
+#[test]
+fn a_file_that_is_no_toml_is_not_changed_and_the_mistake_is_told_with_its_line() {
+    let text = "[[runners]]\nurl = \"https://a.test\"\ntoken = glrt-s3cret\n";
+    let error = append(text, &[], &[]).unwrap_err();
+    assert!(matches!(error, EditError::NotToml { line: 3, .. }), "{error:?}");
+    assert!(!error.to_string().contains("s3cret"), "{error}");
+    assert!(matches!(remove("[[", 0), Err(EditError::NotToml { line: 1, .. })));
 }
 
 proptest! {

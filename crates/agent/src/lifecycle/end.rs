@@ -1,5 +1,7 @@
 //! A job that runs, its end, and the report of it.
 
+use step_runner_model::exit_code;
+
 use super::start::own_lines;
 use super::{Action, CancelHow, Job};
 use crate::answer::Reply;
@@ -51,11 +53,11 @@ impl Job {
             };
             let (end, message) = match end.code {
                 _ if wanted.abort => (JobEnd::Cancelled(CancelledBy::Server), "canceled".to_owned()),
-                -2 if by == CancelledBy::Stop && !end.is_stop => {
+                exit_code::CANCELLED if by == CancelledBy::Stop && !end.is_stop => {
                     (JobEnd::Cancelled(by), "the agent was stopped".to_owned())
                 }
-                -2 => (JobEnd::Cancelled(by), end.message),
-                -4 => (JobEnd::Lost, end.message),
+                exit_code::CANCELLED => (JobEnd::Cancelled(by), end.message),
+                exit_code::INTERRUPTED => (JobEnd::Lost, end.message),
                 code => (JobEnd::Ended { code, failed: end.failed }, end.message),
             };
             self.conclude(end, &message, now, actions);

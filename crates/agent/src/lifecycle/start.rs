@@ -1,6 +1,7 @@
 //! From the server's answer until the daemon has the job, at first and after a restart.
 
 use step_runner_log::frame::{LogChannel, Stamp, daemon_lines};
+use step_runner_model::exit_code;
 
 use super::log::{Disk, TraceFile};
 use super::{Action, Job, RunAnswer};
@@ -142,7 +143,8 @@ impl Job {
         let left = self.deadline.since(now.steady);
         if left.is_zero() {
             let text = "the time limit of the job was over before it could start";
-            return self.conclude(JobEnd::Ended { code: -3, failed: None }, text, now, actions);
+            let end = JobEnd::Ended { code: exit_code::TIME_LIMIT, failed: None };
+            return self.conclude(end, text, now, actions);
         }
         self.record.time_limit = Some(left);
         self.record.phase = Phase::Submitted;

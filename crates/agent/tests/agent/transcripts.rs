@@ -159,7 +159,7 @@ fn a10_final_updates_are_repeated_as_by_the_runner_and_never_later() {
 fn ends(scenario: &str) -> Vec<JobEnd> {
     let ended = |code, name: &str, class: Option<&str>| JobEnd::Ended {
         code,
-        failed: Some(FailedStep { name: name.to_owned(), error_class: class.map(str::to_owned) }),
+        failed: Some(FailedStep::new(name.to_owned(), class.unwrap_or_default())),
     };
     let script = |code| ended(code, "step_script", None);
     let success = || JobEnd::Ended { code: 0, failed: None };

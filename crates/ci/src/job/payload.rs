@@ -231,7 +231,6 @@ pub fn secrets_of_payload(text: &[u8]) -> Option<Secrets> {
 
 /// Reads the payload of a job.
 pub fn of_payload(text: &[u8]) -> Result<Job, PayloadError> {
-    let refuse = |message: &str| Err(PayloadError { message: message.to_owned() });
     // The reason that the decoder gives can quote a value.
     let is_object = text.trim_ascii_start().starts_with(b"{");
     let Some(fields) = serde_json::from_slice::<Fields>(text).ok().filter(|_| is_object) else {
@@ -248,7 +247,7 @@ pub fn of_payload(text: &[u8]) -> Result<Job, PayloadError> {
     }
     let (work, after_script) = match work(&fields) {
         Ok(found) => found,
-        Err(message) => return refuse(message),
+        Err(message) => return Err(PayloadError { message }),
     };
     let variables = expanded(&fields.variables);
     let lookup = |name: &str| value_of(&variables, name);
@@ -303,7 +302,7 @@ fn is_empty(value: &Json) -> bool {
 }
 
 /// Returns what the user wants to run, and the commands of `after_script`.
-fn work(fields: &Fields) -> Result<(Vec<Work>, Vec<String>), &'static str> {
+fn work(fields: &Fields) -> Result<(Vec<Work>, Vec<String>), String> {
     let lines = |step: &Step| step.script.iter().flatten().cloned().collect::<Vec<_>>();
     let is_after = |step: &&Step| step.name == "after_script";
     let scripts: Vec<&Step> = fields.steps.iter().filter(|step| !lines(step).is_empty()).collect();
@@ -313,15 +312,21 @@ fn work(fields: &Fields) -> Result<(Vec<Work>, Vec<String>), &'static str> {
         own.map(|step| Work { name: step_name(&step.name), content: Content::Script(lines(step)) }).collect();
     let run = match &fields.run {
         Json::String(text) if text.trim().is_empty() => Json::Null,
-        Json::String(text) => serde_json::from_str(text).map_err(|_| "\"run\" of the job is no JSON")?,
+        // The decoder's reason is left out: it can quote a value.
+        Json::String(text) => serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!("\"run\" of the job is no JSON: see its line {line}, column {column}")
+        })?,
         other => other.clone(),
     };
     match run {
         Json::Null => {}
-        Json::Array(_) if !work.is_empty() => return Err("the job has both \"run\" and \"script\""),
+        Json::Array(_) if !work.is_empty() => {
+            return Err("the job has both \"run\" and \"script\"".to_owned());
+        }
         Json::Array(list) if list.is_empty() => {}
         Json::Array(list) => work.push(Work { name: step_name("run"), content: Content::Steps(list.into()) }),
-        _ => return Err("\"run\" of the job is no list of steps"),
+        _ => return Err("\"run\" of the job is no list of steps".to_owned()),
     }
     Ok((work, after))
 }

@@ -82,10 +82,13 @@ impl Connection {
         while let Some((header, body)) = rest.split_first_chunk::<4>() {
             let len = u32::from_le_bytes(*header) as usize;
             if len > MAX_FRAME {
-                return Err(ConnectionClosed);
+                return Err(self.refuse(&format!("a request of {len} bytes, more than {MAX_FRAME}")));
             }
             let Some((frame, behind)) = body.split_at_checked(len) else { break };
-            frames.push(postcard::from_bytes(frame).map_err(|_| ConnectionClosed)?);
+            match postcard::from_bytes(frame) {
+                Ok(frame) => frames.push(frame),
+                Err(error) => return Err(self.refuse(&format!("a request that cannot be read: {error}"))),
+            }
             rest = behind;
         }
         let (taken, left) = (self.input.len() - rest.len(), rest.len());
@@ -97,6 +100,15 @@ impl Connection {
             self.input = Vec::new();
         }
         Ok(frames)
+    }
+
+    /// Tells the daemon's log why the connection ends now. Before the greeting the daemon may speak another protocol.
+    fn refuse(&mut self, what: &str) -> ConnectionClosed {
+        if self.greeted {
+            self.push(&FromKeeper::Notice(format!("the daemon sent {what}; the connection is closed")));
+            self.send();
+        }
+        ConnectionClosed
     }
 
     /// Queues a frame; [`Connection::send`] sends it.
@@ -149,5 +161,40 @@ impl Connection {
     /// True if the daemon is slow to read.
     pub(super) fn is_busy(&self) -> bool {
         self.output.len() - self.sent > BUSY_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Returns what a daemon that has sent `bytes` gets until the connection ends.
+    fn answer(bytes: &[u8], greeted: bool) -> Vec<u8> {
+        let (mut daemon, keeper) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(keeper.into(), 1).unwrap();
+        connection.greeted = greeted;
+        daemon.write_all(bytes).unwrap();
+        assert!(connection.receive().is_ok() && connection.frames().is_err());
+        drop(connection);
+        let mut answer = Vec::new();
+        daemon.read_to_end(&mut answer).unwrap();
+        answer
+    }
+
+    #[test]
+    fn a_frame_that_cannot_be_read_closes_the_connection_with_a_word_for_the_log() {
+        for (bytes, word) in [
+            (&[2, 0, 0, 0, 0xff, 0xff][..], "cannot be read: "),
+            (&[0xff, 0xff, 0xff, 0xff], "4294967295 bytes"),
+        ] {
+            let answer = answer(bytes, true);
+            let (_, frame) = answer.split_at(4);
+            let Ok(FromKeeper::Notice(text)) = postcard::from_bytes(frame) else { panic!("{answer:?}") };
+            assert!(text.contains(word), "{text}");
+        }
+        assert_eq!(answer(&[2, 0, 0, 0, 0xff, 0xff], false), b"", "the daemon may not know notices");
     }
 }

@@ -124,7 +124,9 @@ async fn copy_below(
 }
 
 fn parse(origin: &ImageOrigin<'_>, bytes: &[u8]) -> Result<OciManifest, BuiltinError> {
-    serde_json::from_slice(bytes).map_err(|_| origin.bad("neither an image manifest nor an index"))
+    serde_json::from_slice(bytes).map_err(|error| {
+        origin.bad(&format!("neither an image manifest nor an index: {}", oci::short(&error.to_string())))
+    })
 }
 
 async fn copy_blobs(

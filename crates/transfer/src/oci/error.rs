@@ -7,6 +7,7 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::name::ImageName;
+use step_runner_model::error::Chain;
 use step_runner_web::fault::RequestFault;
 use step_runner_web::redirect::RedirectFault;
 use step_runner_web::tls::TlsFault;
@@ -14,7 +15,7 @@ use step_runner_web::{LEAST_RATE, READ_TIMEOUT, WebError, retry};
 
 /// A failed action on an image.
 #[derive(Debug, thiserror::Error)]
-#[error("{image}: {problem}")]
+#[error("{image}: {}", Chain(problem))]
 pub struct OciError {
     /// `registry/repository:tag`.
     pub image: String,
@@ -158,6 +159,11 @@ impl Problem {
         }
     }
 
+    /// Translates an answer that is not the JSON that was asked for, as `what` says.
+    pub(super) fn no_json(what: &str, error: &serde_json::Error) -> Self {
+        Self::Nonsense(format!("{what}: {}", short(&error.to_string())))
+    }
+
     /// Translates a redirect that is not followed.
     pub(super) fn of_redirect(fault: RedirectFault) -> Self {
         let text = match fault {
@@ -169,7 +175,7 @@ impl Problem {
 }
 
 /// Makes a text from outside safe to show: short and without control characters.
-pub(super) fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     const LONGEST: usize = 200;
     text.chars().take(LONGEST).collect::<String>().escape_debug().to_string()
 }

@@ -22,3 +22,11 @@ fn a_silent_registry_is_given_up() {
     let error = runtime.block_on(registry.manifest(registry.name().version())).unwrap_err();
     assert!(matches!(error.problem, Problem::Silent), "{error}");
 }
+
+#[test]
+fn an_answer_of_another_form_is_refused_with_the_parsers_reason() {
+    let error = serde_json::from_str::<Tags>("{\"tags\": [1]}").map(drop).unwrap_err();
+    let text = Problem::no_json("its list of tags is none", &error).to_string();
+    assert!(text.contains("its list of tags is none: invalid type"), "{text}");
+    assert!(text.contains("line 1 column 11"), "{text}");
+}

@@ -112,10 +112,17 @@ pub(super) async fn fetch(
         return Err(Problem::Nonsense(format!("its token server answers with status {}", status.as_u16())));
     }
     let answer = read(response, MAX_ANSWER_BYTES).await?;
-    let answer: Answer =
-        serde_json::from_slice(&answer).map_err(|_| nonsense("its token server sent no token"))?;
+    let answer: Answer = serde_json::from_slice(&answer).map_err(|error| no_token(&error))?;
     let token = answer.token.filter(|token| !token.is_empty()).or(answer.access_token);
     self::bearer(&token.ok_or_else(|| nonsense("its token server sent no token"))?)
+}
+
+/// Translates an answer of a token server that cannot be read. Tells the place only: the reason may quote a token.
+fn no_token(error: &serde_json::Error) -> Problem {
+    let (line, column) = (error.line(), error.column());
+    Problem::Nonsense(format!(
+        "its token server sent no token: see line {line}, column {column} of its answer"
+    ))
 }
 
 /// Returns the value of `Authorization` for a token, marked as secret.
@@ -171,6 +178,16 @@ mod tests {
         for none in [&[][..], &["Digest realm=\"r\""], &["Bearer"], &["Bearer service=\"s\""], &["=,\""]] {
             assert_eq!(Challenge::best(challenges(none)), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn an_answer_without_a_token_is_refused_with_the_place_and_without_its_text() {
+        let error = serde_json::from_str::<Answer>("{\n  \"token\": \"s3cret").map(drop).unwrap_err();
+        let text = no_token(&error).to_string();
+        assert!(text.contains("line 2, column 18") && !text.contains("s3cret"), "{text}");
+        let error = serde_json::from_str::<Answer>("{\"token\": 53}").map(drop).unwrap_err();
+        let text = no_token(&error).to_string();
+        assert!(text.contains("line 1") && !text.contains("53"), "{text}");
     }
 
     #[test]

@@ -8,13 +8,11 @@ use step_runner_lang::ast::{Body, Function};
 use step_runner_lang::diagnostic::{Class, Diagnostic, Severity};
 use step_runner_lang::output_file::OutputFileError;
 use step_runner_log::words::DaemonLine;
+use step_runner_model::exit_code::STEP_TIMED_OUT;
 use step_runner_model::{ExitStatus, LogChannel};
 
 /// Maximum number of findings of one file in a message, as in an answer to Run (service.md §3.1).
 const MAX_FINDINGS: usize = 20;
-
-/// Exit code of a step whose limit passed (flow.md §2).
-const TIMED_OUT: i32 = 124;
 
 /// A failure of a step. Its message names the steps from the outermost list to the step that failed.
 #[derive(Clone)]
@@ -105,8 +103,11 @@ impl Failure {
 
     /// A step whose limit has passed.
     pub(super) fn timed_out(limit: Duration) -> Self {
-        let text = format!("timed out after {}: exit status {TIMED_OUT}", duration(limit));
-        Self { exit_code: Some(TIMED_OUT), ..Self::plain(Class::Timeout, text).of_kind(FailureKind::Timeout) }
+        let text = format!("timed out after {}: exit status {STEP_TIMED_OUT}", duration(limit));
+        Self {
+            exit_code: Some(STEP_TIMED_OUT),
+            ..Self::plain(Class::Timeout, text).of_kind(FailureKind::Timeout)
+        }
     }
 
     /// Returns the failure of the list around step `name`.

@@ -242,7 +242,7 @@ impl Remote for Git {
         match fetched.store.kind(&id) {
             Some(Kind::Commit) => checkout::write(&fetched.store, &id, &self.location, into),
             Some(_) => Err(fault::no_commit(&self.revision, &self.location)),
-            None => Err(Fault::Damaged.at(&self.location)),
+            None => Err(Fault::Damaged(format!("commit {id} is not among it")).at(&self.location)),
         }
     }
 }

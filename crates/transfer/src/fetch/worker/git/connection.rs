@@ -97,7 +97,7 @@ impl Connection {
     /// Connects to the server that `web` reaches.
     pub(super) fn open(web: Web, wire: Rc<TransferState>, url: &str) -> Result<Self, Fault> {
         wire.begin_list(MAX_LIST_BYTES);
-        let url = gix::url::parse(url).map_err(|_| Fault::NotGit)?;
+        let url = gix::url::parse(url).map_err(|error| Fault::of_url(&error))?;
         let mut transport = Transport::new_http(web, url, Protocol::V2, false);
         let handshake = shake_hands(&mut transport, &wire)?;
         Ok(Self { wire, transport, handshake })
@@ -181,7 +181,7 @@ impl Connection {
                     Some(fault) => FetchError::Fault(fault),
                     None if !begun => FetchError::Refused,
                     None if is_early_end(&error) => FetchError::Fault(Fault::CUT),
-                    None => FetchError::Fault(Fault::Damaged),
+                    None => FetchError::Fault(Fault::damaged(&error)),
                 });
             }
         }

@@ -1,5 +1,5 @@
-//! Faults of fetching from a repository, in texts for people: what happened and what to do. These texts hold nothing
-//! that a server sent, and no secret.
+//! Faults of fetching from a repository, in texts for people: what happened and what to do. These texts hold no secret.
+//! Of what a server sent they hold at most what Git's library quotes, cut and escaped.
 
 use std::io;
 use std::time::Duration;
@@ -8,13 +8,15 @@ use reqwest::StatusCode;
 
 use super::location::{Location, LocationError};
 use crate::fetch::order::MAX_TREE_BYTES;
+use crate::oci::short;
 use step_runner_core::job::event::FetchFailure;
 use step_runner_lang::diagnostic::Class;
+use step_runner_model::error::Chain;
 use step_runner_web::fault::RequestFault;
 use step_runner_web::redirect::RedirectFault;
 use step_runner_web::{LEAST_RATE, WebError, retry};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
     #[error("{0}")]
     Request(RequestFault),
@@ -33,6 +35,8 @@ pub(super) enum Fault {
     Status(StatusCode),
     #[error("the answer is not Git's protocol over HTTP: check that the URL is that of a repository")]
     NotGit,
+    #[error("Git's library does not take the repository's URL ({0}): write it as https://HOST/PATH")]
+    Url(String),
     #[error("the server is too slow, it sends less than {LEAST_RATE} bytes a second: try again later")]
     Slow,
     #[error("the server redirects too often: use the URL at which the repository is")]
@@ -49,8 +53,8 @@ pub(super) enum Fault {
     Sha256,
     #[error("the server refused to send what it offers: try again later")]
     Withheld,
-    #[error("what the server sent is damaged: try again, and check the repository with git fsck")]
-    Damaged,
+    #[error("what the server sent is damaged ({0}): try again, and check the repository with git fsck")]
+    Damaged(String),
     #[error("it sends more than {} MiB: make the repository smaller, or use a tag or branch", MAX_TREE_BYTES >> 20)]
     TooLarge,
     #[error("what was received cannot be stored: {0}: check the space in the cache's file system")]
@@ -62,6 +66,16 @@ impl Fault {
     pub(super) fn at(self, location: &Location) -> FetchFailure {
         let class = if self == Self::TooLarge { Class::Limit } else { Class::Fetch };
         FetchFailure { class, message: format!("cannot fetch from {location}: {self}") }
+    }
+
+    /// The objects of a pack, or the pack itself, cannot be read because of `error`.
+    pub(super) fn damaged(error: &gix::Error) -> Self {
+        Self::Damaged(causes(error))
+    }
+
+    /// Git's library refuses the repository's URL, which holds no login, because of `error`.
+    pub(super) fn of_url(error: &gix::Error) -> Self {
+        Self::Url(causes(error))
     }
 
     /// The connection ended in the middle of an answer.
@@ -97,7 +111,7 @@ impl Fault {
     }
 
     /// True if the same command may succeed shortly after.
-    pub(super) const fn is_transient(self) -> bool {
+    pub(super) const fn is_transient(&self) -> bool {
         match self {
             Self::Busy(_) | Self::Server(..) => true,
             Self::Request(fault) => fault.is_transient(),
@@ -106,12 +120,17 @@ impl Fault {
     }
 
     /// Returns the time for which the server asks before the next request.
-    pub(super) const fn retry_after(self) -> Option<Duration> {
+    pub(super) const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Busy(asked) | Self::Server(_, asked) => asked,
+            Self::Busy(asked) | Self::Server(_, asked) => *asked,
             _ => None,
         }
     }
+}
+
+/// Returns an error of Git's library and its causes. They may quote what a server sent.
+fn causes(error: &gix::Error) -> String {
+    short(&Chain(error).to_string())
 }
 
 pub(super) fn unknown(revision: &str, location: &Location) -> FetchFailure {
@@ -131,11 +150,11 @@ pub(super) fn no_commit(revision: &str, location: &Location) -> FetchFailure {
 }
 
 pub(super) fn wrong_url(error: LocationError) -> FetchFailure {
-    failure(error.to_string())
+    failure(Chain(&error).to_string())
 }
 
 pub(super) fn no_client(error: &WebError) -> FetchFailure {
-    failure(error.to_string())
+    failure(Chain(error).to_string())
 }
 
 pub(super) fn failure(message: String) -> FetchFailure {

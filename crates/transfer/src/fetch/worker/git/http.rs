@@ -29,7 +29,7 @@ const READ_BYTES: usize = 64 << 10;
 #[derive(Default)]
 pub(super) struct TransferState {
     /// First fault since the last command began. Git's own errors say less.
-    fault: Cell<Option<Fault>>,
+    fault: RefCell<Option<Fault>>,
     /// Bytes that answers may still have.
     left: Cell<u64>,
     /// Speed check for lists. There is none here before a pack: a server that prepares one sends almost nothing.
@@ -45,14 +45,14 @@ impl TransferState {
 
     /// Starts a command whose answer is a pack of at most `limit` bytes.
     pub(super) fn begin_pack(&self, limit: u64) {
-        self.fault.set(None);
+        self.fault.replace(None);
         self.left.set(limit);
         self.pace.replace(None);
     }
 
     /// Returns the first fault of this command.
     pub(super) fn fault(&self) -> Option<Fault> {
-        self.fault.get()
+        self.fault.borrow().clone()
     }
 
     fn received(&self, bytes: usize, waited: Duration) -> io::Result<usize> {
@@ -81,9 +81,7 @@ impl TransferState {
 
     /// Keeps the first fault.
     fn note(&self, fault: Fault) -> Fault {
-        let first = self.fault.get().unwrap_or(fault);
-        self.fault.set(Some(first));
-        first
+        self.fault.borrow_mut().get_or_insert(fault).clone()
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) enum LocationError {
     Character,
     #[error("the repository's URL is not valid: expected https://HOST/PATH")]
     Invalid,
+    #[error("the repository's URL cannot be read ({0}): expected https://HOST/PATH")]
+    Unreadable(url::ParseError),
     #[error("the repository's URL has no path: expected https://HOST/PATH")]
     Path,
     #[error("the repository's URL has a query or fragment: write it without \"?\" and \"#\"")]
@@ -45,7 +47,7 @@ impl Location {
         if rest.starts_with(['/', '-', '?', '#']) {
             return Err(LocationError::Invalid);
         }
-        let mut base = Url::parse(text).map_err(|_| LocationError::Invalid)?;
+        let mut base = Url::parse(text).map_err(LocationError::Unreadable)?;
         if base.query().is_some() || base.fragment().is_some() {
             return Err(LocationError::Query);
         }
@@ -110,7 +112,8 @@ mod tests {
 
     #[test]
     fn fault_68_what_is_no_plain_web_address_is_refused_and_never_quoted() {
-        use LocationError::{Character, Invalid, Path, Query, Scheme};
+        use LocationError::{Character, Invalid, Path, Query, Scheme, Unreadable};
+        use url::ParseError::{EmptyHost, IdnaError, InvalidIpv6Address, InvalidPort};
         let payloads = [
             ("", Scheme),
             ("-", Scheme),
@@ -158,20 +161,20 @@ mod tests {
             ("https:/example.com/p", Scheme),
             ("https:///example.com/p", Invalid),
             ("https:////example.com/p", Invalid),
-            ("https://", Invalid),
+            ("https://", Unreadable(EmptyHost)),
             ("https:///", Invalid),
             ("https://?x", Invalid),
             ("https://#x", Invalid),
             ("https://-oProxyCommand=id/p", Invalid),
             ("https://user@-oProxyCommand=id/p", Invalid),
-            ("https://@/p", Invalid),
-            ("https://:pw@/p", Invalid),
-            ("https://:80/p", Invalid),
-            ("https://[::1/p", Invalid),
-            ("https://exa%00mple.com/p", Invalid),
-            ("https://example.com:99999/p", Invalid),
-            ("https://example.com:80a/p", Invalid),
-            ("https://exa<mple.com/p", Invalid),
+            ("https://@/p", Unreadable(EmptyHost)),
+            ("https://:pw@/p", Unreadable(EmptyHost)),
+            ("https://:80/p", Unreadable(EmptyHost)),
+            ("https://[::1/p", Unreadable(InvalidIpv6Address)),
+            ("https://exa%00mple.com/p", Unreadable(IdnaError)),
+            ("https://example.com:99999/p", Unreadable(InvalidPort)),
+            ("https://example.com:80a/p", Unreadable(InvalidPort)),
+            ("https://exa<mple.com/p", Unreadable(IdnaError)),
             ("https://example.com", Path),
             ("https://user:pw@example.com/", Path),
             ("https://example.com///", Path),

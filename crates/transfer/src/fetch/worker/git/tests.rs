@@ -479,3 +479,11 @@ fn a_url_that_is_refused_is_not_quoted() {
         assert!(message.starts_with("the repository's URL") && !message.contains("s3cret"), "{message}");
     }
 }
+
+#[test]
+fn a_url_that_gits_library_refuses_is_not_taken_for_an_answer_of_a_server() {
+    let host = "a.".repeat(600);
+    let message = error(&format!("https://u:s3cret@{host}test/p"), "main");
+    assert!(message.contains("Git's library does not take the repository's URL (The host"), "{message}");
+    assert!(message.contains("too long") && !message.contains("s3cret"), "{message}");
+}

@@ -19,7 +19,7 @@ fn every_trouble_of_a_server_has_its_own_words() {
             (Trouble::CutList, "connection broke"),
             (Trouble::CutPack, "connection broke"),
             (Trouble::Closed, "connection broke"),
-            (Trouble::DamagedPack, "damaged"),
+            (Trouble::DamagedPack, "is damaged ("),
         ] {
             scope.spawn(move || {
                 let Some(server) = GitServer::start("every_trouble_of_a_server") else { return };
