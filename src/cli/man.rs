@@ -100,6 +100,7 @@ const SECTIONS: [(&str, &str); 4] = [
 0      success
 1      a failure without a code of its own
 2      a wrong option, argument or setting
+3      the agent's configuration cannot be used
 65     the document has errors, or the request was refused
 69     the daemon cannot be reached
 70     the job is unknown or its end is lost
@@ -110,7 +111,7 @@ run, follow and ci end as the job did; step-runner help exit-codes tells all.",
     (
         "ENVIRONMENT",
         "\
-Every option has a variable: STEP_RUNNER_ and its name in capitals, - as _.
+Options have variables: STEP_RUNNER_ and the name in capitals, - as _.
 STEP_RUNNER_ADDRESS, STEP_RUNNER_SOCKET   the daemon
 TMPDIR                                    folder of the default socket and of private daemons
 NO_COLOR, FORCE_COLOR, CLICOLOR_FORCE     colours
