@@ -56,7 +56,7 @@ pub(super) fn execute(arguments: Arguments) -> CommandResult {
     // Tokens of runners and jobs are in this process.
     host::hide_memory()
         .map_err(|error| Failure::new(Exit::Failure, format!("cannot hide its memory: {error}")))?;
-    let log = OperatorLog::start(&Config::default()).map_err(|error| Failure::new(Exit::Failure, error))?;
+    let log = OperatorLog::start(&Config::default())?;
     log.open();
     let options = agency::Options {
         config: arguments.config.path(),

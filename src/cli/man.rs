@@ -33,11 +33,23 @@ pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     }
     for name in &arguments.command {
         let found = page.find_subcommand(name).cloned();
-        page = found.ok_or_else(|| Failure::new(Exit::Usage, format!("there is no command `{name}`")))?;
+        page = found.ok_or_else(|| unknown(name, &page))?;
     }
     let text = render(&page).map_err(|error| Failure::new(Exit::Failure, error))?;
     terminal::print(&text)?;
     Ok(0)
+}
+
+/// Failure for a name that no command below `parent` has.
+fn unknown(name: &str, parent: &Command) -> Failure {
+    let failure = Failure::new(Exit::Usage, format!("there is no command `{name}`"));
+    let known: Vec<_> =
+        parent.get_subcommands().filter(|command| !command.is_hide_set()).map(Command::get_name).collect();
+    if known.is_empty() {
+        failure.with_remedy(format!("`{}` has no commands below it", parent.get_name()))
+    } else {
+        failure.with_remedy(format!("commands are {}", known.join(", ")))
+    }
 }
 
 /// Writes the page of a command and those of all commands below it: `step-runner-steps-serve.1`.
