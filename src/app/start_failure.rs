@@ -41,7 +41,7 @@ pub(super) fn claim_failure(error: socket::ClaimError) -> Failure {
 /// Failure to take over the state folder and its keeper.
 pub(super) fn recovery_failure(error: RecoveryError) -> Failure {
     let mut causes = std::iter::successors(Some(&error as &(dyn Error + 'static)), |&cause| cause.source());
-    let lacks_groups = causes.any(|cause| cause.is::<CgroupError>());
+    let lacks_groups = causes.any(<dyn Error>::is::<CgroupError>);
     let failure = Failure::new(Exit::Failure, error);
     if lacks_groups {
         failure.with_remedy(format!("{DELEGATE}; or set cgroup = auto, which works without"))
