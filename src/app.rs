@@ -65,7 +65,10 @@ pub(crate) fn serve(
 ) -> Result<u8, Failure> {
     let passed = systemd::passed_socket().map_err(|e| Failure::new(Exit::Failure, e))?;
     listen_on_passed(&mut config, passed.as_ref())?;
-    let log = OperatorLog::start(&config).map_err(|e| failure("cannot open log_file", &e))?;
+    if passed.is_none() {
+        daemon::refuse_other_file(&config)?;
+    }
+    let log = OperatorLog::start(&config)?;
     let lines = log.clone();
     for warning in warnings {
         tracing::warn!("{warning}");

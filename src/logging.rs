@@ -6,6 +6,7 @@
 mod queue;
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogFormat};
-use crate::error::Chain;
+use crate::error::{Chain, Exit, Failure};
 use crate::files;
 use queue::LineQueue;
 
@@ -23,6 +24,39 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 /// Queue of lines for stderr, in a process that has an operator's log.
 static STDERR: OnceLock<LineQueue> = OnceLock::new();
 
+/// Reason why the log cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LogError {
+    /// The file of setting `log_file` cannot be opened.
+    #[error("cannot open log_file {}", path.display())]
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no thread to write lines.
+    #[error("cannot start the thread that writes the log")]
+    Thread(#[source] io::Error),
+}
+
+impl From<LogError> for Failure {
+    fn from(error: LogError) -> Self {
+        let remedy = match error {
+            LogError::File { .. } => Some(
+                "name a file that this user can write, or leave log_file out: then the log goes to stderr",
+            ),
+            LogError::Thread(_) => None,
+        };
+        let failure = Self::new(Exit::Failure, error);
+        match remedy {
+            Some(remedy) => failure.with_remedy(remedy),
+            None => failure,
+        }
+    }
+}
+
 /// Destination of the log. Nothing may come on stderr before the ready marker (service.md §1.2), so lines are kept
 /// until [`OperatorLog::open`].
 #[derive(Clone)]
@@ -30,14 +64,16 @@ pub(crate) struct OperatorLog(LineQueue);
 
 impl OperatorLog {
     /// Starts logging as `config` says. Call it once per process.
-    pub(crate) fn start(config: &Config) -> io::Result<Self> {
-        let stderr = LineQueue::start(io::stderr(), false)?;
-        let (lines, unopened) = match config.log_file.as_deref().map(files::operators::open_to_append) {
-            Some(Ok(file)) => (LineQueue::start(file, true)?, None),
-            // A full disk must not keep the daemon from its jobs: the log goes to stderr.
-            Some(Err(error)) if files::is_full(&error) => (stderr.clone(), Some(error)),
-            Some(Err(error)) => return Err(error),
+    pub(crate) fn start(config: &Config) -> Result<Self, LogError> {
+        let stderr = LineQueue::start(io::stderr(), false).map_err(LogError::Thread)?;
+        let (lines, unopened) = match config.log_file.as_deref() {
             None => (stderr.clone(), None),
+            Some(path) => match files::operators::open_to_append(path) {
+                Ok(file) => (LineQueue::start(file, true).map_err(LogError::Thread)?, None),
+                // A full disk must not keep the daemon from its jobs: the log goes to stderr.
+                Err(error) if files::is_full(&error) => (stderr.clone(), Some(error)),
+                Err(source) => return Err(LogError::File { path: path.to_owned(), source }),
+            },
         };
         let level = config.log_level.map_or("info", |level| level.word());
         let builder = tracing_subscriber::fmt()

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::failure;
 use super::lifetime::{after, idle};
-use super::start_failure::{claim_failure, open_failure};
+use super::start_failure::{claim_failure, open_failure, recovery_failure};
 use crate::actors::handle::JobsHandle;
 use crate::actors::host::Processes;
 use crate::actors::stored::Encode;
@@ -77,8 +77,7 @@ impl Daemon {
         calls: CallCounters,
     ) -> Result<Self, Failure> {
         let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
-        let socket =
-            config.socket.clone().unwrap_or_else(|| net::default_socket(|name| std::env::var_os(name)));
+        let socket = socket_path(&config);
         let process = host::this_process();
         let state = StateDir::open(&state_dir(&config), &process)
             .map_err(|error| open_failure(error, &socket, config.state_dir.is_some()))?;
@@ -102,8 +101,7 @@ impl Daemon {
             private,
             host: Arc::new(Processes::new(limits)),
         };
-        let (jobs, supervisor) =
-            JobsHandle::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;
+        let (jobs, supervisor) = JobsHandle::start_recovered(parts).await.map_err(recovery_failure)?;
         let services = Services::new(jobs.clone(), config.reflection).await;
         let accept = accept_loop(&config, listener, &services, calls.clone())?;
         let (stop_accepting, abort) = (CancellationToken::new(), CancellationToken::new());
@@ -182,6 +180,15 @@ fn state_dir(config: &Config) -> PathBuf {
         temp_dir: net::temp_dir(|name| std::env::var_os(name)),
         uid: rustix::process::getuid().as_raw(),
     })
+}
+
+fn socket_path(config: &Config) -> PathBuf {
+    config.socket.clone().unwrap_or_else(|| net::default_socket(|name| std::env::var_os(name)))
+}
+
+/// Refuses the path of the socket if another file is there, before anything is made beside it.
+pub(super) fn refuse_other_file(config: &Config) -> Result<(), Failure> {
+    socket::refuse_other_file(&socket_path(config)).map_err(claim_failure)
 }
 
 /// Opens the socket and claims its path. On a full disk of both, socket and lock can use the state folder's reserve.

@@ -1,11 +1,14 @@
-//! Messages with remedies for a daemon whose state folder or socket is taken, or that has no room for them.
+//! Messages with remedies for a daemon whose state folder or socket is taken, or that has no room for them or no control
+//! groups.
 
 use std::error::Error;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use crate::actors::supervisor::RecoveryError;
 use crate::error::{Exit, Failure};
 use crate::files;
+use crate::process::cgroup::{CgroupError, DELEGATE};
 use crate::store::{OpenError, socket};
 
 /// Failure to open the state folder. `named` is true if it was named and does not follow from the socket.
@@ -30,6 +33,18 @@ pub(super) fn claim_failure(error: socket::ClaimError) -> Failure {
     let failure = start_failure(error);
     if taken {
         failure.with_remedy("use it if it is a step-runner; if it is something else, name another --socket")
+    } else {
+        failure
+    }
+}
+
+/// Failure to take over the state folder and its keeper.
+pub(super) fn recovery_failure(error: RecoveryError) -> Failure {
+    let mut causes = std::iter::successors(Some(&error as &(dyn Error + 'static)), |&cause| cause.source());
+    let lacks_groups = causes.any(<dyn Error>::is::<CgroupError>);
+    let failure = Failure::new(Exit::Failure, error);
+    if lacks_groups {
+        failure.with_remedy(format!("{DELEGATE}; or set cgroup = auto, which works without"))
     } else {
         failure
     }

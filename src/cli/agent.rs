@@ -26,9 +26,9 @@ Examples:
   step-runner agent                       run jobs until SIGQUIT or SIGTERM
   step-runner agent --once --wait 10min   one job, if one comes in that time
 
-A daemon runs each job: one of the agent's own on this machine, or the one at the entry's address. The next agent
-reports what an earlier one has left. SIGQUIT ends the agent with its last job, SIGTERM at once, SIGHUP reads the
-configuration again. Exit codes: 0 stopped, or done with --once; 1 a stop has failed jobs; 3 the configuration cannot
+A daemon runs each job: one of the agent's own on this machine, or the one at the entry's address. The next agent \
+reports what an earlier one has left. SIGQUIT ends the agent with its last job, SIGTERM at once, SIGHUP reads the \
+configuration again. Exit codes: 0 stopped, or done with --once; 1 a stop has failed jobs; 3 the configuration cannot \
 be used, or another agent uses the state.")]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(super) fn execute(arguments: Arguments) -> CommandResult {
     // Tokens of runners and jobs are in this process.
     host::hide_memory()
         .map_err(|error| Failure::new(Exit::Failure, format!("cannot hide its memory: {error}")))?;
-    let log = OperatorLog::start(&Config::default()).map_err(|error| Failure::new(Exit::Failure, error))?;
+    let log = OperatorLog::start(&Config::default())?;
     log.open();
     let options = agency::Options {
         config: arguments.config.path(),

@@ -70,9 +70,10 @@ impl CiOptions {
     fn variables(&self) -> Result<Level, Failure> {
         let mut all = Level::new();
         for path in &self.var_file {
-            let text = read_text(path, "--var-file")?;
+            let option = format!("--var-file {}", path.display());
+            let text = read_text(path, &option)?;
             let read = dotenv::read(&text);
-            all.extend(read.map_err(|what| Failure::new(Exit::Usage, format!("--var-file: {what}")))?);
+            all.extend(read.map_err(|what| Failure::new(Exit::Usage, format!("{option}: {what}")))?);
         }
         Ok(all)
     }

@@ -11,8 +11,9 @@ pub(super) fn read(
     path: &Path,
     lookup: &impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(String, String)>, Failure> {
-    let refuse = |what: String| Failure::new(Exit::Usage, format!("--env-file {}{what}", path.display()));
-    let text = read_text(path, "--env-file")?;
+    let option = format!("--env-file {}", path.display());
+    let refuse = |what: String| Failure::new(Exit::Usage, format!("{option}{what}"));
+    let text = read_text(path, &option)?;
     let mut variables = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let read = variable(line, lookup).map_err(|what| refuse(format!(":{}: {what}", at + 1)))?;

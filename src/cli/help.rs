@@ -18,26 +18,27 @@ pub(super) const TOPICS: [&str; 6] =
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:\n  step-runner help language\n  step-runner help run")]
 pub(super) struct Arguments {
-    /// language, expressions, exit-codes, environment, masking, recovery, or a command
+    /// language, expressions, exit-codes, environment, masking, recovery, or a command, such as `steps serve`
     #[arg(value_name = "TOPIC")]
-    topic: Option<String>,
+    topic: Vec<String>,
 }
 
 pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     let mut program = layout::compact(command());
     program.build();
-    let text = match arguments.topic.as_deref() {
-        None => program.render_help().to_string(),
-        Some(name) => match topic(name) {
-            Some(text) => match terminal::width() {
-                Some(columns) => wrapped::fit(&text, columns),
-                None => text,
-            },
-            None => match program.find_subcommand_mut(name) {
-                Some(found) => found.render_help().to_string(),
-                None => return Err(unknown(name)),
-            },
+    let text = match arguments.topic.as_slice() {
+        [] => program.render_help().to_string(),
+        [name] if let Some(text) = topic(name) => match terminal::width() {
+            Some(columns) => wrapped::fit(&text, columns),
+            None => text,
         },
+        names => {
+            let mut found = &mut program;
+            for name in names {
+                found = found.find_subcommand_mut(name).ok_or_else(|| unknown(&names.join(" ")))?;
+            }
+            found.render_help().to_string()
+        }
     };
     terminal::print(text.as_bytes())?;
     Ok(0)

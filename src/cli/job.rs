@@ -416,7 +416,8 @@ fn own_value(name: &str, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<S
     value.into_string().map_err(|_| "the value of this variable is not UTF-8".to_owned())
 }
 
-/// Reads a text for an option. Errors do not quote the path: the text itself may stand in its place.
+/// Reads a text for `option`. Errors do not add the path: for an option with a secret, the text itself may stand in its
+/// place (masking.md §7).
 pub(super) fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)

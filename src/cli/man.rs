@@ -33,11 +33,23 @@ pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     }
     for name in &arguments.command {
         let found = page.find_subcommand(name).cloned();
-        page = found.ok_or_else(|| Failure::new(Exit::Usage, format!("there is no command `{name}`")))?;
+        page = found.ok_or_else(|| unknown(name, &page))?;
     }
     let text = render(&page).map_err(|error| Failure::new(Exit::Failure, error))?;
     terminal::print(&text)?;
     Ok(0)
+}
+
+/// Failure for a name that no command below `parent` has.
+fn unknown(name: &str, parent: &Command) -> Failure {
+    let failure = Failure::new(Exit::Usage, format!("there is no command `{name}`"));
+    let known: Vec<_> =
+        parent.get_subcommands().filter(|command| !command.is_hide_set()).map(Command::get_name).collect();
+    if known.is_empty() {
+        failure.with_remedy(format!("`{}` has no commands below it", parent.get_name()))
+    } else {
+        failure.with_remedy(format!("commands are {}", known.join(", ")))
+    }
 }
 
 /// Writes the page of a command and those of all commands below it: `step-runner-steps-serve.1`.
@@ -100,6 +112,7 @@ const SECTIONS: [(&str, &str); 4] = [
 0      success
 1      a failure without a code of its own
 2      a wrong option, argument or setting
+3      the agent's configuration cannot be used
 65     the document has errors, or the request was refused
 69     the daemon cannot be reached
 70     the job is unknown or its end is lost
@@ -110,7 +123,7 @@ run, follow and ci end as the job did; step-runner help exit-codes tells all.",
     (
         "ENVIRONMENT",
         "\
-Every option has a variable: STEP_RUNNER_ and its name in capitals, - as _.
+Options have variables: STEP_RUNNER_ and the name in capitals, - as _.
 STEP_RUNNER_ADDRESS, STEP_RUNNER_SOCKET   the daemon
 TMPDIR                                    folder of the default socket and of private daemons
 NO_COLOR, FORCE_COLOR, CLICOLOR_FORCE     colours

@@ -11,8 +11,8 @@ use crate::config::{Config, EnvBase};
 use crate::error::{Exit, Failure};
 use crate::net::MAX_SOCKET_PATH;
 
-/// Bytes that the socket's name adds to the folder's path.
-const SOCKET_ROOM: usize = "/step-runner.sock".len();
+/// Bytes that the names of folder and socket add to the path of the parent.
+const ROOM: usize = "/step-runner-0123456789abcdef/step-runner.sock".len();
 
 /// Starts a daemon on a new folder. After a signal the daemon is ended as soon as it has started: a start that is given up
 /// would leave its folder.
@@ -31,9 +31,10 @@ pub(super) async fn start(env_base: EnvBase, interrupts: &mut Interrupts) -> Res
 async fn start_at_once(env_base: EnvBase) -> Result<PrivateDaemon, Failure> {
     let config = Config { env_base, ..Config::default() };
     blocking(move || {
-        let folder = make_folder(&std::env::temp_dir()).map_err(|error| {
-            Failure::new(Exit::Failure, format!("cannot make a folder for a private daemon: {error}"))
-                .with_remedy("set TMPDIR to a folder that can be written")
+        let parent = parent_for(std::env::temp_dir());
+        let folder = make_folder(&parent).map_err(|error| {
+            let text = format!("cannot make a folder for a private daemon in {}: {error}", parent.display());
+            Failure::new(Exit::Failure, text).with_remedy("set TMPDIR to a folder that can be written")
         })?;
         PrivateDaemon::start(config, folder)
     })
@@ -51,17 +52,19 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         .map_err(|_| Failure::new(Exit::Defect, "the private daemon's thread died"))
 }
 
-/// Makes a new folder, mode 0700, in `parent`, or in `/tmp` if no socket fits under its path.
+/// Returns `wanted`, or `/tmp` if the path of a socket below it would be too long.
+fn parent_for(wanted: PathBuf) -> PathBuf {
+    if wanted.as_os_str().len() + ROOM <= MAX_SOCKET_PATH { wanted } else { PathBuf::from("/tmp") }
+}
+
+/// Makes a new folder, mode 0700, in `parent`.
 fn make_folder(parent: &Path) -> io::Result<PathBuf> {
     /// Attempts to find a free name. Random names that are taken so often are no coincidence.
     const ATTEMPTS: usize = 8;
     let mut last = io::Error::other("no name is free");
     for _ in 0..ATTEMPTS {
         let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-        let name = format!("step-runner-{random:016x}");
-        let folder = parent.join(&name);
-        let fits = folder.as_os_str().len() + SOCKET_ROOM <= MAX_SOCKET_PATH;
-        let folder = if fits { folder } else { Path::new("/tmp").join(name) };
+        let folder = parent.join(format!("step-runner-{random:016x}"));
         match DirBuilder::new().mode(0o700).create(&folder) {
             Ok(()) => return Ok(folder),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
@@ -82,9 +85,9 @@ mod tests {
         let long = parent.path().join("x".repeat(80));
         std::fs::create_dir(&long).unwrap();
         for parent in [parent.path(), &long] {
-            let folder = make_folder(parent).unwrap();
+            let folder = make_folder(&parent_for(parent.to_owned())).unwrap();
             assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
-            assert!(folder.as_os_str().len() + SOCKET_ROOM <= MAX_SOCKET_PATH);
+            assert!(folder.join("step-runner.sock").as_os_str().len() <= MAX_SOCKET_PATH);
             std::fs::remove_dir(folder).unwrap();
         }
     }

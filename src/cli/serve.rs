@@ -230,10 +230,8 @@ fn load(arguments: &Arguments) -> Result<Loaded, Failure> {
         Some(path) => Some((
             path.clone(),
             files::operators::read_text(path, MAX_SETTINGS).map_err(|error| {
-                Failure::new(
-                    Exit::Usage,
-                    format!("cannot read the settings file {}: {error}", path.display()),
-                )
+                let text = format!("cannot read the settings file {}: {error}", path.display());
+                Failure::new(Exit::Usage, text).with_remedy("name another file with --config")
             })?,
         )),
     };

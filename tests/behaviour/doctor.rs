@@ -87,6 +87,22 @@ fn a_state_folder_that_serve_refuses_is_an_error() {
 }
 
 #[test]
+fn a_state_folder_that_another_user_owns_is_an_error_with_its_cause() {
+    // Root can look everywhere.
+    if rustix::process::geteuid().is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("closed/state")).unwrap();
+    std::fs::set_permissions(folder.path().join("closed"), std::fs::Permissions::from_mode(0o000)).unwrap();
+    let answer = checks(&doctor(folder.path(), &["--output", "json", "--state-dir", "closed/state"], &[]));
+    let check = check(&answer, "state_folder");
+    assert_eq!(check["state"], "error", "{check:#}");
+    assert!(said(check).contains("Permission denied"), "{check:#}");
+    std::fs::set_permissions(folder.path().join("closed"), std::fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
 fn what_is_missing_is_an_error_with_its_remedy() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), "").unwrap();
@@ -117,6 +133,7 @@ fn what_is_missing_is_an_error_with_its_remedy() {
         assert!(said(check).contains(found), "{check:#}");
         assert!(check["remedy"].as_str().unwrap().contains(remedy), "{check:#}");
     }
+    assert!(check(&answer, "left_over")["remedy"].as_str().unwrap().contains("--state-dir"), "{answer:#}");
     assert!(said(check(&answer, "git")).contains("not installed"), "{answer:#}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("s3cret"));
     let people = doctor(folder.path(), &["--color", "never"], &[("PATH", "/nonexistent")]);

@@ -30,7 +30,9 @@ fn options_win_over_the_file_in_their_order() {
     assert_eq!(ran.lines(), ["file|file and w|given|file", "a $A", "[MASKED]"]);
     scene.write("vars", "# comment\n");
     let ran = scene.job("show", &["--var-file", "vars"]).ends_with(2);
-    ran.says("line 1 is not KEY=value");
+    ran.says("--var-file vars: line 1 is not KEY=value");
+    let ran = scene.job("show", &["--var-file", "none"]).ends_with(2);
+    ran.says("--var-file none: the file cannot be read");
 }
 
 #[test]

@@ -18,6 +18,10 @@ const ENGINE_GONE: [&str; 2] = ["no such container", "no container with"];
 const ENGINE_STOPPED: [&str; 3] =
     ["is not running", "container state improper", "in namespace \"moby\": not found"];
 
+/// Remedy if the answer on a socket is not from a daemon.
+const OTHER_PROGRAM: &str =
+    "another program listens on this socket: name the daemon's with --socket or --address";
+
 /// Observations of a failed connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen<'a> {
@@ -104,8 +108,8 @@ impl Meaning {
         }
     }
 
-    /// Returns advice for the user.
-    pub(crate) const fn remedy(self) -> Option<&'static str> {
+    /// Returns advice for the user of a connector.
+    const fn remedy(self) -> Option<&'static str> {
         match self {
             Self::Denied => {
                 Some("check user, key and known host, or the rights, by running the connector by hand")
@@ -135,6 +139,8 @@ impl Meaning {
 #[error("{text}")]
 pub struct Diagnosis {
     meaning: Meaning,
+    /// True if no program of a connector is involved.
+    is_socket: bool,
     text: String,
 }
 
@@ -142,6 +148,14 @@ impl Diagnosis {
     /// Meaning of the failure.
     pub(crate) const fn meaning(&self) -> Meaning {
         self.meaning
+    }
+
+    /// Returns advice for the user.
+    pub(crate) const fn remedy(&self) -> Option<&'static str> {
+        match self.meaning {
+            Meaning::Foreign if self.is_socket => Some(OTHER_PROGRAM),
+            meaning => meaning.remedy(),
+        }
     }
 
     /// Diagnoses the program or socket `name`.
@@ -156,7 +170,7 @@ impl Diagnosis {
             text = format!("{text}; the output was \"{}\"", shown.escape_ascii());
         }
         text.push_str(&last_lines(seen.stderr));
-        Self { meaning, text }
+        Self { meaning, is_socket: seen.kind.is_none(), text }
     }
 }
 

@@ -47,8 +47,8 @@ pub enum DialError {
         source: io::Error,
     },
     /// The file exists, but is no socket.
-    #[error("{0} is not a socket")]
-    NotASocket(PathBuf),
+    #[error("the file there is not a socket")]
+    NotASocket,
     /// The kernel refuses the connection.
     #[error("cannot connect to {path}")]
     Connect {
@@ -90,9 +90,7 @@ impl DialError {
             {
                 Repeats::UntilTheLimit
             }
-            Self::NotASocket(_) | Self::Socket(_) | Self::Connect { .. } | Self::Start { .. } => {
-                Repeats::Never
-            }
+            Self::NotASocket | Self::Socket(_) | Self::Connect { .. } | Self::Start { .. } => Repeats::Never,
         }
     }
 
@@ -184,7 +182,7 @@ async fn open_socket(socket: &Socket) -> Result<Opened, DialError> {
         let path = path.to_owned();
         match source.kind() {
             // Connecting to a regular file is "refused" too.
-            io::ErrorKind::ConnectionRefused if is_other_file(socket) => DialError::NotASocket(path),
+            io::ErrorKind::ConnectionRefused if is_other_file(socket) => DialError::NotASocket,
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 DialError::NoDaemon { path, source }
             }

@@ -170,8 +170,11 @@ impl Error {
                 "use the daemon's user, or have the daemon let yours in with its settings socket_mode and allow_uids"
                     .to_owned()
             }
+            Self::Unreachable { source: DialError::NotASocket, .. } => {
+                "name the daemon's socket with --socket or --address".to_owned()
+            }
             Self::Unreachable { source: DialError::Connector(diagnosis), .. } => {
-                return diagnosis.meaning().remedy().map(str::to_owned);
+                return diagnosis.remedy().map(str::to_owned);
             }
             Self::OutOfReach { id, address, offset, .. } => {
                 let address = address.to_string();

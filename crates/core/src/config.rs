@@ -37,7 +37,8 @@ settings! {
     socket_mode: Mode = Mode(0o600), "at most 0666" if |mode| mode.0 <= 0o666;
     /// User ids that may connect besides the daemon's own and root (service.md §1).
     allow_uids: Vec<u32> = Vec::new();
-    /// Folder for jobs' records and logs; by default `SOCKET.state` if a socket is named (service.md §6.6).
+    /// Folder for jobs' records and logs; by default `SOCKET.state` if a socket is named, else
+    /// `$XDG_STATE_HOME/step-runner`, else `$TMPDIR/step-runner-UID` (service.md §6.6).
     state_dir: Option<PathBuf> = None;
     /// Space to keep free on the state folder's file system: with less, new jobs are refused (service.md §3.7).
     state_limit: Bytes = Bytes(64 << 20);

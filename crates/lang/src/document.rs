@@ -227,7 +227,13 @@ fn single(checker: &mut Checker<'_>, node: &YamlNode, end: Position) -> Option<D
             definition_missing(checker, end);
             None
         }
-        _ => checker.definition(node, &Spec::default()),
+        NodeKind::Scalar(_) => {
+            let message = format!("expected a list of steps or a mapping, got {}", node.describe());
+            let help = "write a list of steps, such as `- {name: hello, script: echo hello}`";
+            checker.error_with_help(Class::Schema, node.at, "", &message, help);
+            None
+        }
+        NodeKind::Mapping(_) => checker.definition(node, &Spec::default()),
     }
 }
 

@@ -81,6 +81,11 @@ impl CgroupMode {
 #[error("use auto, on or off")]
 pub struct UnknownMode;
 
+/// Remedy for [`CgroupError`], and for groups without controllers.
+pub const DELEGATE: &str = "delegate a control group to the daemon: with systemd Delegate=yes and \
+                            DelegateSubgroup=daemon; in a container a writable /sys/fs/cgroup with the attribute \
+                            user.delegate or trusted.delegate = 1, and the daemon in a group below it";
+
 /// Failure to make a control group.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {

@@ -48,8 +48,15 @@ impl From<ConfigFailure> for Failure {
             ConfigFailure::Missing(_) | ConfigFailure::NoEntry(_) => {
                 Some("write an entry with `step-runner register`, or name another file with --config")
             }
-            ConfigFailure::File(..) | ConfigFailure::Locked(_, LockError::Io(_)) => {
-                Some("run this command as the user that owns the file")
+            ConfigFailure::File(_, error) | ConfigFailure::Locked(_, LockError::Io(error)) => {
+                match error.kind() {
+                    io::ErrorKind::PermissionDenied => {
+                        Some("run this command as the user that owns the file")
+                    }
+                    // It is a folder, say, or no text.
+                    io::ErrorKind::InvalidInput => Some("name another file with --config"),
+                    _ => None,
+                }
             }
             ConfigFailure::Locked(_, LockError::Held(_)) => Some("try again when that command has ended"),
             ConfigFailure::Mistakes(_) | ConfigFailure::Edit(..) => None,

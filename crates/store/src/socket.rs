@@ -153,10 +153,15 @@ fn refuse_foreign(path: &Path, stat: &Stat) -> Result<(), ClaimError> {
     }
 }
 
-/// Removes a socket that nobody listens on. Only a refused connection proves that.
-fn clear(path: &Path) -> Result<(), ClaimError> {
+/// Fails if something at `path` is no socket. Makes and changes nothing.
+pub fn refuse_other_file(path: &Path) -> Result<(), ClaimError> {
+    socket_at(path).map(drop)
+}
+
+/// Returns what is known of the socket at `path`, if there is one. Another file there is an error.
+fn socket_at(path: &Path) -> Result<Option<Stat>, ClaimError> {
     let stat = match files::stat_at(CWD, path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         result => result.map_err(io_error("look at", path))?,
     };
     let what = match FileType::from_raw_mode(stat.st_mode) {
@@ -166,9 +171,15 @@ fn clear(path: &Path) -> Result<(), ClaimError> {
         FileType::RegularFile => Some("a file"),
         _ => Some("something else"),
     };
-    if let Some(what) = what {
-        return Err(ClaimError::InTheWay { path: path.to_owned(), what });
+    match what {
+        None => Ok(Some(stat)),
+        Some(what) => Err(ClaimError::InTheWay { path: path.to_owned(), what }),
     }
+}
+
+/// Removes a socket that nobody listens on. Only a refused connection proves that.
+fn clear(path: &Path) -> Result<(), ClaimError> {
+    let Some(stat) = socket_at(path)? else { return Ok(()) };
     refuse_foreign(path, &stat)?;
     let probe = new_socket(SocketFlags::NONBLOCK).map_err(io_error("connect to", path))?;
     match connect(&probe, path) {

@@ -122,8 +122,8 @@ Examples:
       --runner-type project_type --project-id 7 --tag-list linux,docker
   step-runner register --import /etc/gitlab-runner/config.toml --check
 
-The entry is written once the server has accepted it. Create the runner in GitLab and give its token (`glrt-…`), or let
---create do so with an access token that has the scope `create_runner`. The access token is not stored. Exit codes: 0
+The entry is written once the server has accepted it. Create the runner in GitLab and give its token (`glrt-…`), or let \
+--create do so with an access token that has the scope `create_runner`. The access token is not stored. Exit codes: 0 \
 done; 1 the server refused or was not reached, nothing was written; 2 usage; 3 the configuration cannot be used.")]
 pub(in super::super) struct Arguments {
     #[command(flatten)]
@@ -164,10 +164,11 @@ pub(in super::super) struct Arguments {
     /// Name of the entry [default: the address of the instance]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// The daemon that runs the jobs [default: one of the agent's own on this machine]
+    /// Where jobs run: docker-run://, kube-run://[CONTEXT@]NAMESPACE, or the address of a daemon [default: a daemon of
+    /// the agent's own on this machine]
     #[arg(long, value_name = "ADDRESS")]
     address: Option<String>,
-    /// Folder for sources; needed with --address
+    /// Folder for sources; needed with the address of a daemon
     #[arg(long, value_name = "DIR")]
     builds_dir: Option<String>,
     /// Most jobs at one time

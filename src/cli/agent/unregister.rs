@@ -14,7 +14,7 @@ Examples:
   step-runner unregister --name shell
   step-runner unregister --all-runners
 
-Of a runner that was created in GitLab only this machine is removed there. An entry stays if the server could not be
+Of a runner that was created in GitLab only this machine is removed there. An entry stays if the server could not be \
 asked. Exit codes: 0 done; 1 an entry was not removed; 2 usage; 3 the configuration cannot be used.")]
 pub(in super::super) struct Arguments {
     #[command(flatten)]

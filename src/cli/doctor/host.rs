@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use super::Finding;
 use crate::clock;
 use crate::model::LimitName;
-use crate::process::cgroup::{CgroupError, available_controllers, writable_group};
+use crate::process::cgroup::{CgroupError, DELEGATE, available_controllers, writable_group};
 use crate::process::command;
 use crate::process::controllers::{Controller, Hierarchy};
 
@@ -21,10 +21,6 @@ const FEW_PROCESSES: u64 = 1024;
 
 /// Start of 2026 in seconds since the epoch. A clock before it is wrong, because the program is younger.
 const PROGRAM_IS_YOUNGER: u64 = 1_767_225_600;
-
-const DELEGATE: &str = "delegate a control group to the daemon: with systemd Delegate=yes and \
-                        DelegateSubgroup=daemon; in a container a writable /sys/fs/cgroup with the attribute \
-                        user.delegate or trusted.delegate = 1, and the daemon in a group below it";
 
 pub(super) fn kernel() -> Finding {
     const NAME: &str = "kernel";

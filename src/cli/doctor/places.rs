@@ -9,6 +9,7 @@ use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::Finding;
 use crate::config::Config;
+use crate::error::Chain;
 use crate::net::{self, Socket};
 use crate::process::access;
 use crate::store::{self, StatePathInputs};
@@ -18,6 +19,9 @@ const LITTLE_SPACE: u64 = 1 << 30;
 
 /// Free inodes below which files run short.
 const FEW_INODES: u64 = 10_000;
+
+/// Remedy for a state folder that cannot be used.
+const OTHER_STATE: &str = "run this as the user of the daemon, or name another folder with --state-dir";
 
 /// Paths that the daemon uses.
 pub(super) struct Places {
@@ -108,6 +112,9 @@ fn left_over(state: &Path) -> Finding {
     let folders = match store::undeleted(state) {
         Ok(folders) => folders,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            return Finding::warning(NAME, format!("{}: {error}", state.display()), OTHER_STATE);
+        }
         Err(error) => {
             let remedy = "run this as the user of the daemon";
             return Finding::warning(NAME, format!("{}: {error}", state.display()), remedy);
@@ -134,17 +141,13 @@ fn may_write(folder: &Path) -> io::Result<()> {
 
 /// Checks that a folder can be written and has space. A missing state folder is fine if it can be made.
 fn folder(name: &'static str, folder: &Path) -> Finding {
-    let option = if name == "state_folder" {
-        "name another folder with --state-dir"
-    } else {
-        "set TMPDIR to another folder"
-    };
+    let option = if name == "state_folder" { OTHER_STATE } else { "set TMPDIR to another folder" };
     let shown = folder.display();
     let there = existing(folder);
     if name == "state_folder" {
         // The daemon makes a missing one. Its error says what to do.
         if let Err(error) = store::check_state_dir(folder) {
-            return Finding::broken(name, error.to_string(), option);
+            return Finding::broken(name, Chain(&error).to_string(), option);
         }
     } else if !folder.is_dir() {
         return Finding::broken(name, format!("{shown} is no folder"), option);

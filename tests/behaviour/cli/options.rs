@@ -33,6 +33,55 @@ fn a_slip_in_a_command_is_answered_with_the_command() {
 }
 
 #[test]
+fn help_and_man_know_commands_below_commands_and_say_what_there_is() {
+    assert!(stdout(&run(&["help", "steps", "serve"])).contains("step-runner steps serve "));
+    for (words, told) in [
+        (&["help", "steps", "none"][..], "there is no topic or command `steps none`; topics are language"),
+        (&["man", "none"], "there is no command `none`; commands are run, submit"),
+        (&["man", "steps", "none"], "there is no command `none`; commands are serve, proxy, bootstrap"),
+    ] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(told), "{words:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_address_that_is_not_a_daemons_is_answered_with_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let socket = folder.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::io::Write::write_all(&mut stream.unwrap(), b"220 ready\r\n").unwrap();
+        }
+    });
+    for (path, told) in [
+        (&file, "the file there is not a socket; name the daemon's socket with --socket or --address"),
+        (&socket, "another program listens on this socket: name the daemon's with --socket or --address"),
+    ] {
+        let path = path.to_str().unwrap();
+        let said = stderr(&run(&["status", "--address", path]));
+        assert!(said.contains(told) && !said.contains("proxy"), "{said}");
+        assert!(said.contains(&format!("at unix:{path}: ")), "{said}");
+    }
+}
+
+#[test]
+fn a_temporary_folder_that_is_not_there_is_named() {
+    let here = Here::new("[{name: a, script: pwd}]\n");
+    let mut command = program(&["run", "job.yml"]);
+    let output = command.current_dir(here.path("")).env("TMPDIR", "/none").output().unwrap();
+    let said = stderr(&output);
+    assert!(
+        said.contains("cannot make a folder for a private daemon in /none: No such file or directory"),
+        "{said}"
+    );
+}
+
+#[test]
 fn the_version_is_one_line_and_verbose_tells_the_protocol() {
     let version = stdout(&run(&["--version"]));
     assert!(version.starts_with("step-runner 0.") && version.lines().count() == 1, "{version}");
@@ -72,7 +121,11 @@ fn variables_come_from_a_file_and_options_win() {
     assert_eq!(output.status.code(), Some(2));
     let said = stderr(&output);
     assert!(said.contains("bad.env:2: write NAME=VALUE") && !said.contains("S3CRET"), "{said}");
-    for (file, what) in [("/dev/zero", "MiB"), ("no.env", "cannot be read"), (".", "cannot be read")] {
+    for (file, what) in [
+        ("/dev/zero", "MiB"),
+        ("no.env", "--env-file no.env: the file cannot be read"),
+        (".", "cannot be read"),
+    ] {
         let output = run(&["--env-file", file]);
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(what), "{file}: {}", stderr(&output));

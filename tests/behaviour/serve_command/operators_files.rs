@@ -31,6 +31,29 @@ fn fault_108_a_start_waits_for_no_file_and_says_what_is_wrong() {
     }
 }
 
+#[test]
+fn files_that_cannot_be_opened_are_named_with_a_remedy() {
+    let scene = Scene::new();
+    let socket = scene.socket();
+    for (words, code, told) in [
+        (
+            ["--config", "/none/x"],
+            2,
+            "the settings file /none/x: No such file or directory (os error 2); name another file with --config",
+        ),
+        (
+            ["--log-file", "/none/x"],
+            1,
+            "cannot open log_file /none/x: No such file or directory (os error 2); name a file that this user can write",
+        ),
+    ] {
+        let words = [&["serve", "--socket", socket.to_str().unwrap()][..], &words].concat();
+        let (status, _, stderr) = scene.start(&words).ended();
+        assert_eq!(status.code(), Some(code), "{words:?}: {stderr}");
+        assert!(stderr.contains(told), "{words:?}: {stderr}");
+    }
+}
+
 #[tokio::test]
 async fn fault_108_settings_that_become_something_else_hold_up_no_call() {
     let folder = tempfile::tempdir().unwrap();

@@ -36,6 +36,20 @@ fn sockets_that_are_left_over_are_taken_and_nothing_else() {
     assert!(status.code() == Some(1) && stderr.contains("already serving on"), "{stderr}");
 }
 
+#[test]
+fn a_file_in_place_of_the_socket_is_refused_before_anything_is_made() {
+    let scene = Scene::new();
+    let file = scene.path("file");
+    std::fs::write(&file, "content").unwrap();
+    let (status, _, stderr) = scene.start(&["serve", "--socket", file.to_str().unwrap()]).ended();
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("file is a file, not a socket: remove it"), "{stderr}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "content");
+    for made in ["file.lock", "file.state"] {
+        assert!(!scene.path(made).exists(), "{made}");
+    }
+}
+
 /// Returns a descriptor that can be read as soon as somebody opens the file at `path` again.
 fn opened(path: &Path) -> OwnedFd {
     let watches = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();

@@ -293,3 +293,14 @@ fn a_message_ends_with_the_last_lines_of_the_connector() {
     assert!(text.ends_with(": line 4 | line 5 | line 6 | line 7 | line 8"), "{text}");
     assert!(last_lines(b"\x1b[31mred\x07").contains(r"\u{1b}[31mred\u{7}"));
 }
+
+#[test]
+fn bytes_that_are_no_answer_are_blamed_on_a_proxy_only_where_there_is_one() {
+    let remedy = |kind| {
+        let diagnosis = Diagnosis::of("x", &Seen { kind, stdout: b"220 ready", ..Seen::default() });
+        assert_eq!(diagnosis.meaning(), Meaning::Foreign);
+        diagnosis.remedy().unwrap()
+    };
+    assert!(remedy(None).contains("another program listens"));
+    assert!(remedy(Some(Ssh)).contains("let the proxy alone write"));
+}
