@@ -141,11 +141,10 @@ mod tests {
         let mut result = v1::StepResult {
             step: Some(v1::Step { name: name.into(), ..v1::Step::default() }),
             outcome: outcome.into(),
-            end_time: Some(Default::default()),
             error_class: class.into(),
             ..v1::StepResult::default()
         };
-        result.end_time.iter_mut().for_each(|time| time.seconds = end);
+        result.end_time.get_or_insert_default().seconds = end;
         result
     }
 

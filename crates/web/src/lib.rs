@@ -183,10 +183,10 @@ impl Network {
     pub fn tls_with(&self, files: &TlsFiles) -> Result<rustls::ClientConfig, WebError> {
         let certificates = |path: &Path| {
             let read = rustls_native_certs::load_certs_from_paths(Some(path), None);
-            match read.certs.is_empty() {
-                true => Err(WebError::File(path.to_owned(), unread(read.errors))),
-                false => Ok(read.certs),
+            if read.certs.is_empty() {
+                return Err(WebError::File(path.to_owned(), unread(read.errors)));
             }
+            Ok(read.certs)
         };
         let mut trusted = self.certificates()?;
         if let Some(path) = &files.authorities {
