@@ -2,8 +2,6 @@
 //! in which they happened ([`insight::order`](crate::insight::order)). So each follower prints the same, whenever it begins,
 //! and over a restart of the daemon, too.
 
-use std::collections::VecDeque;
-
 use serde_json::{Value, json};
 
 use super::{results, states};
@@ -11,7 +9,6 @@ use crate::insight::order::{Order, Part};
 use crate::insight::run::{Change, ROOT, Steps};
 use crate::log::line::{Line, NotALog, Parser};
 use crate::pb::v1;
-use crate::pb::v1::step_result::Outcome;
 
 /// Version of the objects, raised when a field goes or changes its meaning. Readers must ignore unknown fields.
 const FORMAT: u32 = 1;
@@ -21,25 +18,12 @@ pub(super) struct EventStream {
     parser: Parser,
     order: Order,
     steps: Steps,
-    /// The end of a step whose result has not come yet.
-    ended: Option<Box<v1::StepEvent>>,
-    /// Results whose ends are not printed yet.
-    results: VecDeque<v1::StepResult>,
-    /// True once no more messages come.
-    is_told: bool,
 }
 
 impl EventStream {
     /// Makes the stream for a job whose log is read from byte `offset` on.
     pub(super) fn new(parser: Parser, offset: u64) -> Self {
-        Self {
-            parser,
-            order: Order::new(offset),
-            steps: Steps::default(),
-            ended: None,
-            results: VecDeque::new(),
-            is_told: false,
-        }
+        Self { parser, order: Order::new(offset), steps: Steps::default() }
     }
 
     /// Takes bytes of the log and appends everything that can be printed to `out`.
@@ -55,21 +39,18 @@ impl EventStream {
         out: &mut Vec<u8>,
     ) -> Result<(), NotALog> {
         self.order.message(message);
-        self.results.extend(message.result.clone());
         self.advance(out)
     }
 
     /// Takes note that no more messages come.
     pub(super) fn events_end(&mut self, out: &mut Vec<u8>) -> Result<(), NotALog> {
         self.order.events_end();
-        self.is_told = true;
         self.advance(out)
     }
 
     /// Prints all that waits, then the job's final status.
     pub(super) fn end(&mut self, status: &v1::Status, out: &mut Vec<u8>) -> Result<(), NotALog> {
         self.order.end();
-        self.is_told = true;
         self.advance(out)?;
         write(out, json!({"event": "end", "job": states::to_json(status)}));
         Ok(())
@@ -86,20 +67,18 @@ impl EventStream {
     }
 
     fn advance(&mut self, out: &mut Vec<u8>) -> Result<(), NotALog> {
-        loop {
-            if let Some(event) = self.ended.take()
-                && !self.end_step(&event, out)
-            {
-                self.ended = Some(event);
-                return Ok(());
-            }
-            match self.order.next_part() {
-                None => return Ok(()),
-                Some(Part::Log(bytes)) => self.lines(&bytes, out)?,
-                Some(Part::Event(event)) if is_own_end(&event) => self.ended = Some(event),
-                Some(Part::Event(event)) => self.tell(&event, out),
+        while let Some(part) = self.order.next_part() {
+            match part {
+                Part::Log(bytes) => self.lines(&bytes, out)?,
+                Part::Event(event) => self.step(&event, out),
+                Part::Result(result) => {
+                    // A step of the job's own list has its number as its id, and the root 0.
+                    let (step, result) = (result.number.to_string(), results::to_json(&result));
+                    write(out, json!({"event": "step", "step": step, "result": result}));
+                }
             }
         }
+        Ok(())
     }
 
     fn lines(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), NotALog> {
@@ -116,24 +95,8 @@ impl EventStream {
         })
     }
 
-    /// Prints the end of a step of the job's own list, or of the root, and its result. False if that has not come yet.
-    fn end_step(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) -> bool {
-        if self.results.is_empty() && !self.is_told {
-            return false;
-        }
-        let step = self.tell_id(event, out);
-        if let Some(result) = self.results.pop_front() {
-            write(out, json!({"event": "step", "step": step, "result": results::to_json(&result)}));
-        }
-        true
-    }
-
-    fn tell(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) {
-        self.tell_id(event, out);
-    }
-
-    /// Prints an event. Returns the id of its step.
-    fn tell_id(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) -> String {
+    /// Prints an event of a step.
+    fn step(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) {
         let told = self.steps.take(event);
         let result = event.result.clone().unwrap_or_default();
         let is_end = matches!(told.change, Change::Ended | Change::Skipped);
@@ -150,16 +113,7 @@ impl EventStream {
             extend(&mut shown, end);
         }
         write(out, shown);
-        told.id
     }
-}
-
-/// True for the end of a step that FollowSteps sends a result of.
-fn is_own_end(event: &v1::StepEvent) -> bool {
-    let ended = |result: &v1::StepResult| {
-        result.outcome() != Outcome::Unspecified || result.status() != v1::step_result::Status::Running
-    };
-    event.parent == ROOT && event.result.as_ref().is_some_and(ended)
 }
 
 fn extend(event: &mut Value, more: Value) {

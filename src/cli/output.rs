@@ -314,7 +314,7 @@ impl Pretty {
                         self.show_end(result, output);
                     }
                 }
-                Part::Event(_) => {}
+                Part::Event(_) | Part::Result(_) => {}
             }
         }
     }

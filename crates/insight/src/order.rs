@@ -7,6 +7,9 @@ use std::collections::VecDeque;
 
 use memchr::memrchr;
 use step_runner_proto::v1;
+use step_runner_proto::v1::step_result::{Outcome, Status};
+
+use crate::run::ROOT;
 
 /// Next part of a job.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +18,15 @@ pub enum Part {
     Log(Vec<u8>),
     /// Something has happened to a step.
     Event(Box<v1::StepEvent>),
+    /// Result of the step whose end was the part before, with all results below it: a step of the job's own list, or the
+    /// root.
+    Result(Box<v1::StepResult>),
+}
+
+/// A part that came by FollowSteps and is not returned yet.
+enum Pending {
+    Event(v1::StepEvent),
+    Result(v1::StepResult),
 }
 
 /// Merges the log and the events of one job.
@@ -24,11 +36,16 @@ pub struct Order {
     whole: usize,
     /// Offset of `log` in the job's log.
     position: u64,
-    events: VecDeque<v1::StepEvent>,
+    /// In the order in which they came: a result stands directly behind the event of its end.
+    pending: VecDeque<Pending>,
+    /// True if the part returned last is the end of a step that has a result.
+    awaits_result: bool,
     /// Every event up to this place has come.
     mark: u64,
     /// True once an event or a mark has come: the daemon sends them.
     is_told: bool,
+    /// True once no more messages come.
+    is_complete: bool,
     is_ended: bool,
 }
 
@@ -39,9 +56,11 @@ impl Order {
             log: Vec::new(),
             whole: 0,
             position: offset,
-            events: VecDeque::new(),
+            pending: VecDeque::new(),
+            awaits_result: false,
             mark: 0,
             is_told: false,
+            is_complete: false,
             is_ended: false,
         }
     }
@@ -58,13 +77,14 @@ impl Order {
     pub fn message(&mut self, message: &v1::FollowStepsResponse) {
         let mark = u64::try_from(message.log_bytes).unwrap_or_default();
         if let Some(event) = &message.event {
-            self.events.push_back(event.clone());
+            self.pending.push_back(Pending::Event(event.clone()));
         }
         match &message.result {
-            Some(result) if !self.is_told => self.of_old_daemon(result),
-            _ => {
+            Some(result) if !self.is_told && message.event.is_none() => self.of_old_daemon(result),
+            result => {
                 self.is_told = true;
                 self.mark = self.mark.max(mark);
+                self.pending.extend(result.clone().map(Pending::Result));
             }
         }
     }
@@ -76,8 +96,9 @@ impl Order {
         // The root ends with the job.
         let log_bytes = if is_step { result.log_end.unwrap_or_default() } else { i64::MAX };
         let call = result.number.unsigned_abs();
-        let result = Some(v1::StepResult { sub_step_results: Vec::new(), ..result.clone() });
-        self.events.push_back(v1::StepEvent { call, parent: 0, result, log_bytes, stream: 1 });
+        let own = Some(v1::StepResult { sub_step_results: Vec::new(), ..result.clone() });
+        let event = v1::StepEvent { call, parent: 0, result: own, log_bytes, stream: 1 };
+        self.pending.extend([Pending::Event(event), Pending::Result(result.clone())]);
     }
 
     /// True if nothing has been heard of events yet.
@@ -85,14 +106,15 @@ impl Order {
         !self.is_told && self.mark == 0
     }
 
-    /// Takes note that no more events come, so the log waits for none.
+    /// Takes note that no more messages come, so the log waits for none.
     pub const fn events_end(&mut self) {
         self.mark = u64::MAX;
+        self.is_complete = true;
     }
 
     /// Takes note that nothing more comes. Nothing waits any longer.
     pub const fn end(&mut self) {
-        self.mark = u64::MAX;
+        self.events_end();
         self.is_ended = true;
     }
 
@@ -103,12 +125,18 @@ impl Order {
 
     /// True if nothing waits.
     pub fn is_idle(&self) -> bool {
-        self.log.is_empty() && self.events.is_empty()
+        self.log.is_empty() && self.pending.is_empty()
     }
 
     /// Returns the next part, if it is certain.
     pub fn next_part(&mut self) -> Option<Part> {
-        let place = self.events.front().map(|event| u64::try_from(event.log_bytes).unwrap_or_default());
+        let place = match self.pending.front() {
+            Some(Pending::Result(_)) => return self.next_pending(),
+            Some(Pending::Event(event)) => Some(u64::try_from(event.log_bytes).unwrap_or_default()),
+            // Nothing comes between an end and its result, for any reader.
+            None if self.awaits_result && !self.is_complete => return None,
+            None => None,
+        };
         let certain = place.unwrap_or(self.mark).saturating_sub(self.position);
         let length = if self.is_ended { self.log.len() } else { self.whole };
         let ready = usize::try_from(certain).unwrap_or(usize::MAX).min(length);
@@ -119,9 +147,26 @@ impl Order {
             return Some(Part::Log(std::mem::replace(&mut self.log, rest)));
         }
         // At the end an event does not wait for bytes that are lost.
-        let is_due = certain == 0 || self.is_ended;
-        self.events.pop_front_if(|_| is_due).map(|event| Part::Event(Box::new(event)))
+        if certain == 0 || self.is_ended { self.next_pending() } else { None }
     }
+
+    fn next_pending(&mut self) -> Option<Part> {
+        let next = self.pending.pop_front()?;
+        self.awaits_result = matches!(&next, Pending::Event(event) if has_result(event));
+        Some(match next {
+            Pending::Event(event) => Part::Event(Box::new(event)),
+            Pending::Result(result) => Part::Result(Box::new(result)),
+        })
+    }
+}
+
+/// True for the end of a step of which FollowSteps sends a result, directly behind it. Of steps that were interrupted there is
+/// none: another event is behind their end then.
+fn has_result(event: &v1::StepEvent) -> bool {
+    let is_end = |result: &v1::StepResult| {
+        result.outcome() != Outcome::Unspecified || result.status() != Status::Running
+    };
+    event.parent == ROOT && event.result.as_ref().is_some_and(is_end)
 }
 
 #[cfg(test)]
@@ -130,8 +175,22 @@ mod tests {
 
     use super::*;
 
+    /// A start.
     fn event(call: u32, log_bytes: i64) -> v1::StepEvent {
-        v1::StepEvent { call, log_bytes, ..v1::StepEvent::default() }
+        let result = v1::StepResult { status: Status::Running.into(), ..v1::StepResult::default() };
+        v1::StepEvent { call, log_bytes, result: Some(result), ..v1::StepEvent::default() }
+    }
+
+    /// The end of a step of the job's own list, without its result.
+    fn end_of_own(call: u32, log_bytes: i64) -> v1::FollowStepsResponse {
+        let outcome = Outcome::Success.into();
+        let result = v1::StepResult { outcome, number: call as i32, ..v1::StepResult::default() };
+        told(v1::StepEvent { call, log_bytes, result: Some(result), ..v1::StepEvent::default() })
+    }
+
+    fn result(number: i32) -> v1::FollowStepsResponse {
+        let result = Some(v1::StepResult { number, ..v1::StepResult::default() });
+        v1::FollowStepsResponse { result, ..v1::FollowStepsResponse::default() }
     }
 
     fn told(event: v1::StepEvent) -> v1::FollowStepsResponse {
@@ -148,6 +207,7 @@ mod tests {
             .map(|part| match part {
                 Part::Log(bytes) => String::from_utf8(bytes).unwrap().replace('\n', "."),
                 Part::Event(event) => format!("event {}", event.call),
+                Part::Result(result) => format!("result {}", result.number),
             })
             .collect()
     }
@@ -184,7 +244,34 @@ mod tests {
         let result = v1::StepResult { step, number: 1, log_end: Some(2), ..v1::StepResult::default() };
         order
             .message(&v1::FollowStepsResponse { result: Some(result), ..v1::FollowStepsResponse::default() });
-        assert_eq!(parts(&mut order), ["a.", "event 1", "b."]);
+        assert_eq!(parts(&mut order), ["a.", "event 1", "result 1", "b."]);
+    }
+
+    #[test]
+    fn a_result_comes_directly_behind_the_end_of_its_step() {
+        let mut order = Order::new(0);
+        order.log(b"a\nb\n");
+        order.message(&end_of_own(1, 2));
+        order.message(&mark(4));
+        assert_eq!(parts(&mut order), ["a.", "event 1"]);
+        order.message(&result(1));
+        assert_eq!(parts(&mut order), ["result 1", "b."]);
+    }
+
+    #[test]
+    fn an_end_without_a_result_takes_none_of_another_step() {
+        let mut order = Order::new(0);
+        order.log(b"a\nb\n");
+        order.message(&end_of_own(2, 2));
+        order.message(&end_of_own(0, 4));
+        order.message(&result(0));
+        assert_eq!(parts(&mut order), ["a.", "event 2", "b.", "event 0", "result 0"]);
+        let mut lost = Order::new(0);
+        lost.message(&end_of_own(1, 0));
+        lost.log(b"a\n");
+        assert_eq!(parts(&mut lost), ["event 1"]);
+        lost.events_end();
+        assert_eq!(parts(&mut lost), ["a."]);
     }
 
     #[test]

@@ -132,10 +132,6 @@ impl Model {
 
     /// Takes a message of FollowSteps.
     pub(super) fn message(&mut self, message: &v1::FollowStepsResponse) {
-        let root = message.result.as_ref().filter(|result| result.step.is_none());
-        if let Some(definition) = root.and_then(|root| root.spec_definition.as_ref()?.definition.as_ref()) {
-            self.names = definition.steps.iter().map(|step| step.name.clone()).collect();
-        }
         self.order.message(message);
         self.advance();
     }
@@ -334,7 +330,16 @@ impl Model {
                         None => {}
                     }
                 }
+                Part::Result(result) => self.result(&result),
             }
+        }
+    }
+
+    /// Takes the names of the job's own list from the root's result.
+    fn result(&mut self, result: &v1::StepResult) {
+        let root = Some(result).filter(|result| result.step.is_none());
+        if let Some(definition) = root.and_then(|root| root.spec_definition.as_ref()?.definition.as_ref()) {
+            self.names = definition.steps.iter().map(|step| step.name.clone()).collect();
         }
     }
 

@@ -122,12 +122,21 @@ impl Scene {
 
     fn ends(&mut self, path: &[&str]) {
         let message = self.told.ended(path, self.log.len() as u64);
-        self.model.message(&message);
+        self.end(path, &message);
     }
 
     fn fails(&mut self, path: &[&str], exit_code: i32) {
         let message = self.told.failed(path, exit_code, self.log.len() as u64);
-        self.model.message(&message);
+        self.end(path, &message);
+    }
+
+    /// Tells an end, and the result if the step has one.
+    fn end(&mut self, path: &[&str], ended: &v1::FollowStepsResponse) {
+        self.model.message(ended);
+        if path.len() < 2 {
+            let result = ended.event.clone().and_then(|event| event.result);
+            self.model.message(&v1::FollowStepsResponse { result, ..v1::FollowStepsResponse::default() });
+        }
     }
 
     fn permanent(&mut self) -> String {

@@ -220,6 +220,7 @@ fn in_order(log: &[u8], messages: &[v1::FollowStepsResponse]) -> Vec<String> {
                 let result = event.result.unwrap();
                 format!("<{} {}>\n", event.call, result.outcome().as_str_name())
             }
+            step_runner::insight::order::Part::Result(_) => String::new(),
         })
         .collect()
 }
