@@ -1,12 +1,12 @@
 //! Events of a job as JSON objects, one a line (`--output json`): log lines and starts and ends of steps, in the order
-//! in which they happened ([`insight::order`](crate::insight::order)). So each follower prints the same, whenever it begins,
+//! in which they happened ([`insight::run`](crate::insight::run)). So each follower prints the same, whenever it begins,
 //! and over a restart of the daemon, too.
 
 use serde_json::{Value, json};
 
 use super::{results, states};
-use crate::insight::order::{Order, Part};
-use crate::insight::run::{Change, ROOT, Steps};
+use crate::insight::run::{Part, Run};
+use crate::insight::tree::{Change, ROOT};
 use crate::log::line::{Line, NotALog, Parser};
 use crate::pb::v1;
 
@@ -16,19 +16,18 @@ const FORMAT: u32 = 1;
 /// Merges the log and the step events of a job.
 pub(super) struct EventStream {
     parser: Parser,
-    order: Order,
-    steps: Steps,
+    run: Run,
 }
 
 impl EventStream {
     /// Makes the stream for a job whose log is read from byte `offset` on.
     pub(super) fn new(parser: Parser, offset: u64) -> Self {
-        Self { parser, order: Order::new(offset), steps: Steps::default() }
+        Self { parser, run: Run::new(offset) }
     }
 
     /// Takes bytes of the log and appends everything that can be printed to `out`.
     pub(super) fn log(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), NotALog> {
-        self.order.log(bytes);
+        self.run.log(bytes);
         self.advance(out)
     }
 
@@ -38,19 +37,19 @@ impl EventStream {
         message: &v1::FollowStepsResponse,
         out: &mut Vec<u8>,
     ) -> Result<(), NotALog> {
-        self.order.message(message);
+        self.run.message(message);
         self.advance(out)
     }
 
     /// Takes note that no more messages come.
     pub(super) fn events_end(&mut self, out: &mut Vec<u8>) -> Result<(), NotALog> {
-        self.order.events_end();
+        self.run.events_end();
         self.advance(out)
     }
 
     /// Prints all that waits, then the job's final status.
     pub(super) fn end(&mut self, status: &v1::Status, out: &mut Vec<u8>) -> Result<(), NotALog> {
-        self.order.end();
+        self.run.end();
         self.advance(out)?;
         write(out, json!({"event": "end", "job": states::to_json(status)}));
         Ok(())
@@ -58,19 +57,19 @@ impl EventStream {
 
     /// True if the log waits for events, and none has come yet.
     pub(super) const fn is_silent(&self) -> bool {
-        self.order.is_silent()
+        self.run.is_silent()
     }
 
     /// Returns the number of bytes of the log that wait.
     pub(super) const fn waiting(&self) -> usize {
-        self.order.waiting()
+        self.run.waiting()
     }
 
     fn advance(&mut self, out: &mut Vec<u8>) -> Result<(), NotALog> {
-        while let Some(part) = self.order.next_part() {
+        while let Some(part) = self.run.next_part() {
             match part {
                 Part::Log(bytes) => self.lines(&bytes, out)?,
-                Part::Event(event) => self.step(&event, out),
+                Part::Step { event, change } => self.step(&event, change, out),
                 Part::Result(result) => {
                     // A step of the job's own list has its number as its id, and the root 0.
                     let (step, result) = (result.number.to_string(), results::to_json(&result));
@@ -82,28 +81,29 @@ impl EventStream {
     }
 
     fn lines(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), NotALog> {
-        let steps = &self.steps;
+        let tree = self.run.tree();
         self.parser.push(bytes, |line| {
             let step = match &line {
-                Line::Entry(entry) if entry.key().is_daemon() => steps.innermost(),
-                Line::Entry(entry) => entry.key().stream().map_or(ROOT, |stream| steps.of_stream(stream)),
-                Line::Malformed(_) => steps.innermost(),
+                Line::Entry(entry) if entry.key().is_daemon() => tree.innermost(),
+                Line::Entry(entry) => entry.key().stream().map_or(ROOT, |stream| tree.of_stream(stream)),
+                Line::Malformed(_) => tree.innermost(),
             };
             let mut event = line_event(line);
-            extend(&mut event, json!({"step": steps.id(step)}));
+            extend(&mut event, json!({"step": tree.id(step)}));
             write(out, event);
         })
     }
 
     /// Prints an event of a step.
-    fn step(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) {
-        let told = self.steps.take(event);
+    fn step(&self, event: &v1::StepEvent, change: Change, out: &mut Vec<u8>) {
+        let (tree, call) = (self.run.tree(), event.call);
         let result = event.result.clone().unwrap_or_default();
-        let is_end = matches!(told.change, Change::Ended | Change::Skipped);
-        let kind = if is_end { "step_end" } else { "step_start" };
-        let mut shown = json!({"event": kind, "step": told.id, "path": told.path, "attempt": told.attempt});
+        let kind = if change.is_end() { "step_end" } else { "step_start" };
+        let attempt = tree.get(call).map_or(0, |step| step.attempt);
+        let (step, path) = (tree.id(call), tree.path(call));
+        let mut shown = json!({"event": kind, "step": step, "path": path, "attempt": attempt});
         extend(&mut shown, results::facts(&result));
-        if is_end {
+        if change.is_end() {
             let end = json!({
                 "status": result.status().as_str_name(),
                 "exit_code": results::exit_code(&result),

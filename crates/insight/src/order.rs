@@ -7,13 +7,12 @@ use std::collections::VecDeque;
 
 use memchr::memrchr;
 use step_runner_proto::v1;
-use step_runner_proto::v1::step_result::{Outcome, Status};
 
-use crate::run::ROOT;
+use crate::tree::{Change, ROOT};
 
 /// Next part of a job.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub(crate) enum Part {
     /// Whole lines of the log; at the end of the job perhaps an unfinished one.
     Log(Vec<u8>),
     /// Something has happened to a step.
@@ -29,8 +28,17 @@ enum Pending {
     Result(v1::StepResult),
 }
 
+/// What is certain to come next.
+enum Ready {
+    /// So many bytes of the log.
+    Log(usize),
+    /// The first part that is pending.
+    Pending,
+    Nothing,
+}
+
 /// Merges the log and the events of one job.
-pub struct Order {
+pub(crate) struct Order {
     log: Vec<u8>,
     /// Length of the whole lines in `log`.
     whole: usize,
@@ -51,7 +59,7 @@ pub struct Order {
 
 impl Order {
     /// Starts at byte `offset` of the log.
-    pub const fn new(offset: u64) -> Self {
+    pub(crate) const fn new(offset: u64) -> Self {
         Self {
             log: Vec::new(),
             whole: 0,
@@ -66,7 +74,7 @@ impl Order {
     }
 
     /// Takes bytes of the log.
-    pub fn log(&mut self, bytes: &[u8]) {
+    pub(crate) fn log(&mut self, bytes: &[u8]) {
         if let Some(end) = memrchr(b'\n', bytes) {
             self.whole = self.log.len() + end + 1;
         }
@@ -74,7 +82,7 @@ impl Order {
     }
 
     /// Takes a message of FollowSteps that was asked for with `events`.
-    pub fn message(&mut self, message: &v1::FollowStepsResponse) {
+    pub(crate) fn message(&mut self, message: &v1::FollowStepsResponse) {
         let mark = u64::try_from(message.log_bytes).unwrap_or_default();
         if let Some(event) = &message.event {
             self.pending.push_back(Pending::Event(event.clone()));
@@ -102,76 +110,88 @@ impl Order {
     }
 
     /// True if nothing has been heard of events yet.
-    pub const fn is_silent(&self) -> bool {
+    pub(crate) const fn is_silent(&self) -> bool {
         !self.is_told && self.mark == 0
     }
 
     /// Takes note that no more messages come, so the log waits for none.
-    pub const fn events_end(&mut self) {
+    pub(crate) const fn events_end(&mut self) {
         self.mark = u64::MAX;
         self.is_complete = true;
     }
 
     /// Takes note that nothing more comes. Nothing waits any longer.
-    pub const fn end(&mut self) {
+    pub(crate) const fn end(&mut self) {
         self.events_end();
         self.is_ended = true;
     }
 
     /// Returns the number of bytes that wait.
-    pub const fn waiting(&self) -> usize {
+    pub(crate) const fn waiting(&self) -> usize {
         self.log.len()
     }
 
     /// True if nothing waits.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.log.is_empty() && self.pending.is_empty()
     }
 
-    /// Returns the next part, if it is certain.
-    pub fn next_part(&mut self) -> Option<Part> {
+    /// Returns what is certain to come next.
+    fn ready(&self) -> Ready {
         let place = match self.pending.front() {
-            Some(Pending::Result(_)) => return self.next_pending(),
+            Some(Pending::Result(_)) => return Ready::Pending,
             Some(Pending::Event(event)) => Some(u64::try_from(event.log_bytes).unwrap_or_default()),
             // Nothing comes between an end and its result, for any reader.
-            None if self.awaits_result && !self.is_complete => return None,
+            None if self.awaits_result && !self.is_complete => return Ready::Nothing,
             None => None,
         };
         let certain = place.unwrap_or(self.mark).saturating_sub(self.position);
         let length = if self.is_ended { self.log.len() } else { self.whole };
-        let ready = usize::try_from(certain).unwrap_or(usize::MAX).min(length);
-        if ready > 0 {
-            let rest = self.log.split_off(ready);
-            self.whole = self.whole.saturating_sub(ready);
-            self.position += ready as u64;
-            return Some(Part::Log(std::mem::replace(&mut self.log, rest)));
+        match usize::try_from(certain).unwrap_or(usize::MAX).min(length) {
+            // At the end an event does not wait for bytes that are lost.
+            0 if place.is_some() && (certain == 0 || self.is_ended) => Ready::Pending,
+            0 => Ready::Nothing,
+            length => Ready::Log(length),
         }
-        // At the end an event does not wait for bytes that are lost.
-        if certain == 0 || self.is_ended { self.next_pending() } else { None }
     }
 
-    fn next_pending(&mut self) -> Option<Part> {
-        let next = self.pending.pop_front()?;
-        self.awaits_result = matches!(&next, Pending::Event(event) if has_result(event));
-        Some(match next {
-            Pending::Event(event) => Part::Event(Box::new(event)),
-            Pending::Result(result) => Part::Result(Box::new(result)),
-        })
+    /// True if the next part is an event.
+    pub(crate) fn is_event_next(&self) -> bool {
+        matches!(self.pending.front(), Some(Pending::Event(_))) && matches!(self.ready(), Ready::Pending)
+    }
+
+    /// Returns the next part, if it is certain.
+    pub(crate) fn next_part(&mut self) -> Option<Part> {
+        match self.ready() {
+            Ready::Nothing => None,
+            Ready::Log(length) => {
+                let rest = self.log.split_off(length);
+                self.whole = self.whole.saturating_sub(length);
+                self.position += length as u64;
+                Some(Part::Log(std::mem::replace(&mut self.log, rest)))
+            }
+            Ready::Pending => {
+                let next = self.pending.pop_front()?;
+                self.awaits_result = matches!(&next, Pending::Event(event) if has_result(event));
+                Some(match next {
+                    Pending::Event(event) => Part::Event(Box::new(event)),
+                    Pending::Result(result) => Part::Result(Box::new(result)),
+                })
+            }
+        }
     }
 }
 
 /// True for the end of a step of which FollowSteps sends a result, directly behind it. Of steps that were interrupted there is
 /// none: another event is behind their end then.
 fn has_result(event: &v1::StepEvent) -> bool {
-    let is_end = |result: &v1::StepResult| {
-        result.outcome() != Outcome::Unspecified || result.status() != Status::Running
-    };
-    event.parent == ROOT && event.result.as_ref().is_some_and(is_end)
+    event.parent == ROOT && event.result.as_ref().is_some_and(|result| Change::of(result).is_end())
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use step_runner_proto::v1::step_result::{Outcome, Status};
 
     use super::*;
 

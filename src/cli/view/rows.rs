@@ -6,8 +6,8 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style as Color};
 use chrono::{DateTime, FixedOffset};
 
-use super::step::StepOutcome;
 use super::text::{clean, cut, width, wrap};
+use crate::insight::tree::StepOutcome;
 
 /// Terminals narrower than this show no times.
 const NARROW: usize = 40;
