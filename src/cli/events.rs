@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{results, states};
 use crate::insight::run::{Part, Run};
-use crate::insight::tree::{Change, ROOT};
+use crate::insight::tree::{Change, ROOT, Tree};
 use crate::log::line::{Line, NotALog, Parser};
 use crate::pb::v1;
 
@@ -53,6 +53,11 @@ impl EventStream {
         self.advance(out)?;
         write(out, json!({"event": "end", "job": states::to_json(status)}));
         Ok(())
+    }
+
+    /// Returns the job's steps.
+    pub(super) const fn steps(&self) -> &Tree {
+        self.run.tree()
     }
 
     /// True if the log waits for events, and none has come yet.

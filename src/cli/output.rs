@@ -13,7 +13,7 @@ use super::writer::Writer;
 use super::{Verbosity, results, states, terminal};
 use crate::error::{Exit, Failure};
 use crate::insight::run::{Part, Run};
-use crate::insight::tree::{ROOT, StepEnd, StepOutcome};
+use crate::insight::tree::{ROOT, StepEnd, StepOutcome, Tree};
 use crate::log::line::{Check, Parser};
 use crate::log::pretty::{self, Options, Output, Printer};
 use crate::pb::v1;
@@ -178,9 +178,13 @@ impl Stream {
         self.write(output)
     }
 
-    /// True if it shows starts or ends of steps.
-    pub(super) const fn wants_events(&self) -> bool {
-        matches!(self.mode, StreamMode::Pretty(_) | StreamMode::Json(_))
+    /// Returns the job's steps; `None` for a format that needs no events of them.
+    pub(super) const fn steps(&self) -> Option<&Tree> {
+        match &self.mode {
+            StreamMode::Text(_) => None,
+            StreamMode::Pretty(pretty) => Some(pretty.run.tree()),
+            StreamMode::Json(events) => Some(events.steps()),
+        }
     }
 
     /// True if the log waits for events, and none has come yet.

@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep_until};
 use super::terminal;
 use crate::error::{Exit, Failure};
 use crate::failpoint;
-use crate::insight::tree::StepOutcome;
+use crate::insight::tree::{StepOutcome, Tree};
 use crate::pb::v1;
 use model::Model;
 pub(super) use rows::Times;
@@ -103,6 +103,11 @@ impl View {
     /// True if the log can be read on: the buffer for the terminal has room.
     pub(super) fn has_room(&self) -> bool {
         self.model.waiting() < ROOM
+    }
+
+    /// Returns the job's steps.
+    pub(super) const fn steps(&self) -> &Tree {
+        self.model.steps()
     }
 
     /// True if the log waits for events, and none has come yet.

@@ -4,6 +4,7 @@
 //! now, and of one that was read before its events came. Both ways give the same step.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use step_runner_proto::v1;
 use step_runner_proto::v1::step_result::{Outcome, Status};
@@ -299,9 +300,9 @@ pub struct LastOutput<'a> {
 }
 
 impl LastOutput<'_> {
-    /// Returns its begin in the log, in bytes. Lines of other steps can be behind it.
-    pub const fn begin(&self) -> u64 {
-        self.from
+    /// Returns the bytes of the log among which it is. Lines of other steps can be there, too.
+    pub const fn range(&self) -> Range<u64> {
+        self.from..self.to
     }
 
     /// Returns the step that has written to `stream` at byte `place` of the log, if that is the step itself or one within it.
@@ -311,7 +312,7 @@ impl LastOutput<'_> {
         let open = self.beside.iter().copied();
         let open = open.filter(|call| self.tree.get(*call).is_some_and(|step| was_open(step.place)));
         let writer = self.tree.innermost_of(open, stream);
-        ((self.from..self.to).contains(&place) && self.tree.is_within(writer, self.call)).then_some(writer)
+        (self.range().contains(&place) && self.tree.is_within(writer, self.call)).then_some(writer)
     }
 }
 

@@ -16,7 +16,7 @@ use super::sections;
 use super::stamps::Stamps;
 use crate::cli::results;
 use crate::insight::run::{Part, Run};
-use crate::insight::tree::{Change, ROOT, Step, StepOutcome};
+use crate::insight::tree::{Change, ROOT, Step, StepOutcome, Tree};
 use crate::log::pretty::{Format, Options, Output, Printer};
 use crate::log::words::{ENDS, STEP_START};
 use crate::pb::v1;
@@ -102,6 +102,11 @@ impl Model {
     pub(super) fn events_end(&mut self) {
         self.run.events_end();
         self.advance();
+    }
+
+    /// Returns the job's steps, as far as they are shown.
+    pub(super) const fn steps(&self) -> &Tree {
+        self.run.tree()
     }
 
     /// True if the log waits for events, and none has come yet.
