@@ -1,5 +1,11 @@
-//! Names of steps that run side by side, by the streams that they write (logs.md §2, §8). The daemon's line that announces
-//! a step tells them: `Running step name=NAME stream=02`.
+//! Names of steps that run side by side, by the streams that they write (logs.md §2, §8).
+//!
+//! The log itself says them: the daemon's line `Running step name=NAME stream=02` gives stream 02 its name. They are read
+//! from there, not from events of steps, for two reasons. `plain` and the services of GitLab's runner print a log as it comes,
+//! without events. And that a step is a member of a group, whose lines carry its name, only this line says: events do not.
+//!
+//! No step can forge such a line, because the keeper writes the number of the stream in front of each. No name can either: that
+//! of a member is followed by its own number, and others have no blanks (language.md §6).
 
 use crate::line::{Entry, SourceKey};
 use crate::words::STEP_START;
