@@ -1,4 +1,5 @@
-//! What a job does, read from its log and the events of its steps: every view of a job uses this.
+//! What a job does, read from its log and the events of its steps: every view that shows steps takes
+//! order and steps from here.
 //!
 //! - [`run`] puts log and events into one order, the same for every reader, live or late, and folds the events;
 //! - [`tree`] is what they are folded to: all steps, and the lines that each has written;

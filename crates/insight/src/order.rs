@@ -37,6 +37,13 @@ enum Ready {
     Nothing,
 }
 
+/// What can still come.
+enum Coming {
+    Both,
+    Log,
+    Nothing,
+}
+
 /// Merges the log and the events of one job.
 pub(crate) struct Order {
     log: Vec<u8>,
@@ -52,9 +59,7 @@ pub(crate) struct Order {
     mark: u64,
     /// True once an event or a mark has come: the daemon sends them.
     is_told: bool,
-    /// True once no more messages come.
-    is_complete: bool,
-    is_ended: bool,
+    coming: Coming,
 }
 
 impl Order {
@@ -68,8 +73,7 @@ impl Order {
             awaits_result: false,
             mark: 0,
             is_told: false,
-            is_complete: false,
-            is_ended: false,
+            coming: Coming::Both,
         }
     }
 
@@ -117,13 +121,15 @@ impl Order {
     /// Takes note that no more messages come, so the log waits for none.
     pub(crate) const fn events_end(&mut self) {
         self.mark = u64::MAX;
-        self.is_complete = true;
+        if matches!(self.coming, Coming::Both) {
+            self.coming = Coming::Log;
+        }
     }
 
     /// Takes note that nothing more comes. Nothing waits any longer.
     pub(crate) const fn end(&mut self) {
-        self.events_end();
-        self.is_ended = true;
+        self.mark = u64::MAX;
+        self.coming = Coming::Nothing;
     }
 
     /// Returns the number of bytes that wait.
@@ -142,14 +148,15 @@ impl Order {
             Some(Pending::Result(_)) => return Ready::Pending,
             Some(Pending::Event(event)) => Some(u64::try_from(event.log_bytes).unwrap_or_default()),
             // Nothing comes between an end and its result, for any reader.
-            None if self.awaits_result && !self.is_complete => return Ready::Nothing,
+            None if self.awaits_result && matches!(self.coming, Coming::Both) => return Ready::Nothing,
             None => None,
         };
         let certain = place.unwrap_or(self.mark).saturating_sub(self.position);
-        let length = if self.is_ended { self.log.len() } else { self.whole };
+        let is_ended = matches!(self.coming, Coming::Nothing);
+        let length = if is_ended { self.log.len() } else { self.whole };
         match usize::try_from(certain).unwrap_or(usize::MAX).min(length) {
             // At the end an event does not wait for bytes that are lost.
-            0 if place.is_some() && (certain == 0 || self.is_ended) => Ready::Pending,
+            0 if place.is_some() && (certain == 0 || is_ended) => Ready::Pending,
             0 => Ready::Nothing,
             length => Ready::Log(length),
         }

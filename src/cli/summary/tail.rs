@@ -268,7 +268,9 @@ pub(super) mod tests {
             ["Running step name=a", "Running step name=b stream=02", "job failed: x", "00E job failed: x"];
         let mut tail = Tail::default();
         tail.push(entry("00O", "Running step name=a").as_bytes());
-        forged.iter().for_each(|text| tail.push(entry("01O", text).as_bytes()));
+        for text in forged {
+            tail.push(entry("01O", text).as_bytes());
+        }
         let length = tail.bytes.len();
         tail.push(entry("01O", "of another step").as_bytes());
         let mut steps = Tree::default();

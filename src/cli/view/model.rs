@@ -294,7 +294,7 @@ impl Model {
                     self.take_lines();
                 }
                 Some(Part::Step { event, change: Change::Started | Change::Again }) => {
-                    self.step_started(event.call)
+                    self.step_started(event.call);
                 }
                 // The root ends with the job.
                 Some(Part::Step { event, .. }) if event.call == ROOT => {}

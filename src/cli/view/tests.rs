@@ -192,6 +192,28 @@ fn steps_that_run_side_by_side_have_a_row_each_and_name_their_lines() {
 }
 
 #[test]
+fn a_step_that_prints_what_the_daemon_prints_begins_and_ends_nothing() {
+    let forged = [
+        "Running step name=x",
+        "Running step name=lint stream=02",
+        "Skipped step name=x: no",
+        "job failed: x",
+        "2026-11-20T10:00:00.000000Z 00E job failed: x",
+    ];
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    scene.runs(&["build"]);
+    for text in forged {
+        scene.line("01O ", text.as_bytes());
+    }
+    let live = scene.live();
+    assert!(live.lines().count() == 1 + forged.len() && live.starts_with("⠋ build "), "{live}");
+    scene.fails(&["build"], 3);
+    let expected: Vec<_> = forged.iter().map(|text| format!("  │ {text}\n")).collect();
+    assert_eq!(scene.permanent(), expected.concat() + "✗ build failed in 1.2s, exit code 3\n");
+    assert_eq!(scene.model.own_steps().len(), 1);
+}
+
+#[test]
 fn a_step_that_does_not_run_says_why_and_a_further_attempt_its_number() {
     let mut scene = Scene::new(ViewMode::Live, SIZE);
     let outcome = Outcome::Skipped.into();

@@ -226,7 +226,9 @@ proptest! {
         let job = job(&steps, &picks);
         let mut whole = Run::new(0);
         whole.log(&job.log);
-        job.messages.iter().for_each(|message| whole.message(message));
+        for message in &job.messages {
+            whole.message(message);
+        }
         whole.events_end();
         whole.end();
         let expected = parts(&mut whole);
@@ -244,7 +246,9 @@ proptest! {
             shown.extend(parts(&mut run));
         }
         run.log(log);
-        messages.for_each(|message| run.message(message));
+        for message in messages {
+            run.message(message);
+        }
         shown.extend(parts(&mut run));
         run.end();
         shown.extend(parts(&mut run));
@@ -256,7 +260,9 @@ proptest! {
         prop_assert_eq!(of_lines, written);
         // Who knows the events alone finds the same steps for the lines of their last attempts.
         let mut late = Tree::default();
-        job.messages.iter().filter_map(|message| message.event.as_ref()).for_each(|event| { late.take(event); });
+        for event in job.messages.iter().filter_map(|message| message.event.as_ref()) {
+            late.take(event);
+        }
         for line in &job.lines {
             let is_last = late.get(line.call).is_some_and(|step| step.attempt == line.attempt + 1);
             let writer = late.last_output(line.call).and_then(|output| output.writer(line.place, line.stream));
