@@ -200,7 +200,7 @@ fn parts(run: &mut Run) -> Vec<String> {
         match part {
             Part::Log(bytes) => {
                 for line in String::from_utf8(bytes).unwrap().lines() {
-                    let stream = u32::from_str_radix(&line[..2], 16).unwrap();
+                    let stream = u32::from_str_radix(line.get(..2).unwrap(), 16).unwrap();
                     let (step, about) = (tree.id(tree.of_stream(stream)), tree.id(tree.innermost()));
                     shown.push(format!("{step} ({about}): {line}"));
                 }
