@@ -53,7 +53,7 @@ const CRATES: [&str; 30] = [
 
 /// Allowed imports between modules of one crate: the crate's folder, the module, the modules that it can name. `*` is
 /// the rest of the crate.
-const INSIDE: [(&str, &str, &[&str]); 56] = [
+const INSIDE: [(&str, &str, &[&str]); 57] = [
     ("model", "error", &[]),
     ("model", "*", &["error"]),
     ("log", "journal", &[]),
@@ -96,8 +96,9 @@ const INSIDE: [(&str, &str, &[&str]); 56] = [
     ("transfer", "oci", &[]),
     ("transfer", "fetch", &["oci"]),
     ("transfer", "builtin", &["fetch", "oci"]),
-    ("insight", "order", &[]),
-    ("insight", "run", &[]),
+    ("insight", "tree", &[]),
+    ("insight", "order", &["tree"]),
+    ("insight", "run", &["order", "tree"]),
     ("agent", "time", &[]),
     ("agent", "tokens", &[]),
     ("agent", "routing", &["tokens"]),
@@ -202,7 +203,9 @@ impl SourceFile {
 
     /// Returns the text without tests and comments.
     fn code(&self) -> String {
-        let code = self.text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let tests = ["#[cfg(test)]\nmod tests {", "#[cfg(test)]\npub(super) mod tests {"];
+        let end = tests.iter().filter_map(|tests| self.text.find(tests)).min().unwrap_or(self.text.len());
+        let code = &self.text[..end];
         let code: Vec<_> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         code.join("\n")
     }

@@ -4,6 +4,7 @@ use super::output::Stream;
 use super::view::View;
 use super::{terminal, view};
 use crate::error::Failure;
+use crate::insight::tree::Tree;
 use crate::pb::v1;
 
 /// Output of steps that was printed to the place where stderr goes.
@@ -52,11 +53,11 @@ impl Display {
         }
     }
 
-    /// True if events of steps must be requested.
-    pub(super) const fn wants_events(&self) -> bool {
+    /// Returns the job's steps; `None` for a display that needs no events of them.
+    pub(super) const fn steps(&self) -> Option<&Tree> {
         match self {
-            Self::Stream(stream) => stream.wants_events(),
-            Self::View(_) => true,
+            Self::Stream(stream) => stream.steps(),
+            Self::View(view) => Some(view.steps()),
         }
     }
 

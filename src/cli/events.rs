@@ -1,17 +1,14 @@
 //! Events of a job as JSON objects, one a line (`--output json`): log lines and starts and ends of steps, in the order
-//! in which they happened ([`insight::order`](crate::insight::order)). So each follower prints the same, whenever it begins,
+//! in which they happened ([`insight::run`](crate::insight::run)). So each follower prints the same, whenever it begins,
 //! and over a restart of the daemon, too.
-
-use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 
 use super::{results, states};
-use crate::insight::order::{Order, Part};
-use crate::insight::run::{Change, ROOT, Steps};
+use crate::insight::run::{Part, Run};
+use crate::insight::tree::{Change, ROOT, Tree};
 use crate::log::line::{Line, NotALog, Parser};
 use crate::pb::v1;
-use crate::pb::v1::step_result::Outcome;
 
 /// Version of the objects, raised when a field goes or changes its meaning. Readers must ignore unknown fields.
 const FORMAT: u32 = 1;
@@ -19,32 +16,18 @@ const FORMAT: u32 = 1;
 /// Merges the log and the step events of a job.
 pub(super) struct EventStream {
     parser: Parser,
-    order: Order,
-    steps: Steps,
-    /// The end of a step whose result has not come yet.
-    ended: Option<Box<v1::StepEvent>>,
-    /// Results whose ends are not printed yet.
-    results: VecDeque<v1::StepResult>,
-    /// True once no more messages come.
-    is_told: bool,
+    run: Run,
 }
 
 impl EventStream {
     /// Makes the stream for a job whose log is read from byte `offset` on.
     pub(super) fn new(parser: Parser, offset: u64) -> Self {
-        Self {
-            parser,
-            order: Order::new(offset),
-            steps: Steps::default(),
-            ended: None,
-            results: VecDeque::new(),
-            is_told: false,
-        }
+        Self { parser, run: Run::new(offset) }
     }
 
     /// Takes bytes of the log and appends everything that can be printed to `out`.
     pub(super) fn log(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), NotALog> {
-        self.order.log(bytes);
+        self.run.log(bytes);
         self.advance(out)
     }
 
@@ -54,93 +37,78 @@ impl EventStream {
         message: &v1::FollowStepsResponse,
         out: &mut Vec<u8>,
     ) -> Result<(), NotALog> {
-        self.order.message(message);
-        self.results.extend(message.result.clone());
+        self.run.message(message);
         self.advance(out)
     }
 
     /// Takes note that no more messages come.
     pub(super) fn events_end(&mut self, out: &mut Vec<u8>) -> Result<(), NotALog> {
-        self.order.events_end();
-        self.is_told = true;
+        self.run.events_end();
         self.advance(out)
     }
 
     /// Prints all that waits, then the job's final status.
     pub(super) fn end(&mut self, status: &v1::Status, out: &mut Vec<u8>) -> Result<(), NotALog> {
-        self.order.end();
-        self.is_told = true;
+        self.run.end();
         self.advance(out)?;
         write(out, json!({"event": "end", "job": states::to_json(status)}));
         Ok(())
     }
 
+    /// Returns the job's steps.
+    pub(super) const fn steps(&self) -> &Tree {
+        self.run.tree()
+    }
+
     /// True if the log waits for events, and none has come yet.
     pub(super) const fn is_silent(&self) -> bool {
-        self.order.is_silent()
+        self.run.is_silent()
     }
 
     /// Returns the number of bytes of the log that wait.
     pub(super) const fn waiting(&self) -> usize {
-        self.order.waiting()
+        self.run.waiting()
     }
 
     fn advance(&mut self, out: &mut Vec<u8>) -> Result<(), NotALog> {
-        loop {
-            if let Some(event) = self.ended.take()
-                && !self.end_step(&event, out)
-            {
-                self.ended = Some(event);
-                return Ok(());
-            }
-            match self.order.next_part() {
-                None => return Ok(()),
-                Some(Part::Log(bytes)) => self.lines(&bytes, out)?,
-                Some(Part::Event(event)) if is_own_end(&event) => self.ended = Some(event),
-                Some(Part::Event(event)) => self.tell(&event, out),
+        while let Some(part) = self.run.next_part() {
+            match part {
+                Part::Log(bytes) => self.lines(&bytes, out)?,
+                Part::Step { event, change } => self.step(&event, change, out),
+                Part::Result(result) => {
+                    // A step of the job's own list has its number as its id, and the root 0.
+                    let (step, result) = (result.number.to_string(), results::to_json(&result));
+                    write(out, json!({"event": "step", "step": step, "result": result}));
+                }
             }
         }
+        Ok(())
     }
 
     fn lines(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), NotALog> {
-        let steps = &self.steps;
+        let tree = self.run.tree();
         self.parser.push(bytes, |line| {
             let step = match &line {
-                Line::Entry(entry) if entry.key().is_daemon() => steps.innermost(),
-                Line::Entry(entry) => entry.key().stream().map_or(ROOT, |stream| steps.of_stream(stream)),
-                Line::Malformed(_) => steps.innermost(),
+                Line::Entry(entry) if entry.key().is_daemon() => tree.innermost(),
+                Line::Entry(entry) => entry.key().stream().map_or(ROOT, |stream| tree.of_stream(stream)),
+                Line::Malformed(_) => tree.innermost(),
             };
             let mut event = line_event(line);
-            extend(&mut event, json!({"step": steps.id(step)}));
+            extend(&mut event, json!({"step": tree.id(step)}));
             write(out, event);
         })
     }
 
-    /// Prints the end of a step of the job's own list, or of the root, and its result. False if that has not come yet.
-    fn end_step(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) -> bool {
-        if self.results.is_empty() && !self.is_told {
-            return false;
-        }
-        let step = self.tell_id(event, out);
-        if let Some(result) = self.results.pop_front() {
-            write(out, json!({"event": "step", "step": step, "result": results::to_json(&result)}));
-        }
-        true
-    }
-
-    fn tell(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) {
-        self.tell_id(event, out);
-    }
-
-    /// Prints an event. Returns the id of its step.
-    fn tell_id(&mut self, event: &v1::StepEvent, out: &mut Vec<u8>) -> String {
-        let told = self.steps.take(event);
+    /// Prints an event of a step.
+    fn step(&self, event: &v1::StepEvent, change: Change, out: &mut Vec<u8>) {
+        let (tree, call) = (self.run.tree(), event.call);
         let result = event.result.clone().unwrap_or_default();
-        let is_end = matches!(told.change, Change::Ended | Change::Skipped);
-        let kind = if is_end { "step_end" } else { "step_start" };
-        let mut shown = json!({"event": kind, "step": told.id, "path": told.path, "attempt": told.attempt});
+        let kind = if change.is_end() { "step_end" } else { "step_start" };
+        let attempt = tree.get(call).map_or(0, |step| step.attempt);
+        let (step, path) = (tree.id(call), tree.path(call));
+        let mut shown = json!({"event": kind, "step": step, "path": path, "attempt": attempt});
         extend(&mut shown, results::facts(&result));
-        if is_end {
+        if change.is_end() {
             let end = json!({
                 "status": result.status().as_str_name(),
                 "exit_code": results::exit_code(&result),
@@ -150,16 +118,7 @@ impl EventStream {
             extend(&mut shown, end);
         }
         write(out, shown);
-        told.id
     }
-}
-
-/// True for the end of a step that FollowSteps sends a result of.
-fn is_own_end(event: &v1::StepEvent) -> bool {
-    let ended = |result: &v1::StepResult| {
-        result.outcome() != Outcome::Unspecified || result.status() != v1::step_result::Status::Running
-    };
-    event.parent == ROOT && event.result.as_ref().is_some_and(ended)
 }
 
 fn extend(event: &mut Value, more: Value) {

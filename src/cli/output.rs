@@ -12,12 +12,11 @@ use super::view::{Times, View, ViewOptions};
 use super::writer::Writer;
 use super::{Verbosity, results, states, terminal};
 use crate::error::{Exit, Failure};
-use crate::insight::order::{Order, Part};
-use crate::insight::run::ROOT;
+use crate::insight::run::{Part, Run};
+use crate::insight::tree::{ROOT, StepEnd, StepOutcome, Tree};
 use crate::log::line::{Check, Parser};
 use crate::log::pretty::{self, Options, Output, Printer};
 use crate::pb::v1;
-use crate::pb::v1::step_result::{Outcome, Status};
 
 /// Most bytes of the log that wait for events.
 const ROOM: usize = 4 << 20;
@@ -104,7 +103,7 @@ impl OutputOptions {
             OutputFormat::Pretty => {
                 let options = Options { all: self.all, offset: self.offset(), color, names: true };
                 let printer = Printer::new(pretty::Format::Pretty(options));
-                StreamMode::Pretty(Box::new(Pretty { printer, order: Order::new(offset), color }))
+                StreamMode::Pretty(Box::new(Pretty { printer, run: Run::new(offset), color }))
             }
             OutputFormat::Json => {
                 StreamMode::Json(Box::new(EventStream::new(Parser::new(Check::Lenient), offset)))
@@ -141,7 +140,7 @@ enum StreamMode {
 /// Lines for people, with the end of each step of the job's own list behind its output.
 struct Pretty {
     printer: Printer,
-    order: Order,
+    run: Run,
     color: bool,
 }
 
@@ -151,7 +150,7 @@ impl Stream {
         match &mut self.mode {
             StreamMode::Text(printer) => printer.push(bytes, &mut output),
             StreamMode::Pretty(pretty) => {
-                pretty.order.log(bytes);
+                pretty.run.log(bytes);
                 pretty.advance(&mut output);
             }
             StreamMode::Json(events) => {
@@ -168,7 +167,7 @@ impl Stream {
         match &mut self.mode {
             StreamMode::Text(_) => {}
             StreamMode::Pretty(pretty) => {
-                pretty.order.message(message);
+                pretty.run.message(message);
                 pretty.advance(&mut output);
             }
             StreamMode::Json(events) => {
@@ -179,16 +178,20 @@ impl Stream {
         self.write(output)
     }
 
-    /// True if it shows starts or ends of steps.
-    pub(super) const fn wants_events(&self) -> bool {
-        matches!(self.mode, StreamMode::Pretty(_) | StreamMode::Json(_))
+    /// Returns the job's steps; `None` for a format that needs no events of them.
+    pub(super) const fn steps(&self) -> Option<&Tree> {
+        match &self.mode {
+            StreamMode::Text(_) => None,
+            StreamMode::Pretty(pretty) => Some(pretty.run.tree()),
+            StreamMode::Json(events) => Some(events.steps()),
+        }
     }
 
     /// True if the log waits for events, and none has come yet.
     pub(super) const fn is_silent(&self) -> bool {
         match &self.mode {
             StreamMode::Text(_) => false,
-            StreamMode::Pretty(pretty) => pretty.order.is_silent(),
+            StreamMode::Pretty(pretty) => pretty.run.is_silent(),
             StreamMode::Json(events) => events.is_silent(),
         }
     }
@@ -197,7 +200,7 @@ impl Stream {
     pub(super) fn has_room(&self) -> bool {
         let waiting = match &self.mode {
             StreamMode::Text(_) => 0,
-            StreamMode::Pretty(pretty) => pretty.order.waiting(),
+            StreamMode::Pretty(pretty) => pretty.run.waiting(),
             StreamMode::Json(events) => events.waiting(),
         };
         waiting < ROOM && self.writer.has_room()
@@ -232,7 +235,7 @@ impl Stream {
         match &mut self.mode {
             StreamMode::Text(_) => {}
             StreamMode::Pretty(pretty) => {
-                pretty.order.events_end();
+                pretty.run.events_end();
                 pretty.advance(&mut output);
             }
             StreamMode::Json(events) => {
@@ -290,7 +293,7 @@ impl Stream {
         match &mut self.mode {
             StreamMode::Text(printer) => printer.finish(&mut output),
             StreamMode::Pretty(pretty) => {
-                pretty.order.end();
+                pretty.run.end();
                 pretty.advance(&mut output);
                 pretty.printer.finish(&mut output);
             }
@@ -306,47 +309,42 @@ impl Stream {
 impl Pretty {
     /// Prints all that is certain.
     fn advance(&mut self, output: &mut Output) {
-        while let Some(part) = self.order.next_part() {
+        while let Some(part) = self.run.next_part() {
             match part {
                 Part::Log(bytes) => self.printer.push(&bytes, output),
-                Part::Event(event) if event.parent == ROOT && event.call != ROOT => {
-                    if let Some(result) = &event.result {
-                        self.show_end(result, output);
-                    }
+                Part::Step { event, .. } if event.parent == ROOT && event.call != ROOT => {
+                    let line = event.result.and_then(|result| self.end_of(event.call, &result));
+                    self.printer.push(line.unwrap_or_default().as_bytes(), output);
                 }
-                Part::Event(_) => {}
+                Part::Step { .. } | Part::Result(_) => {}
             }
         }
     }
 
-    /// Shows the end of a step as one of the daemon's own lines. Skipped steps have one in the log.
-    fn show_end(&mut self, result: &v1::StepResult, output: &mut Output) {
-        let (verb, color) = match result.outcome() {
-            Outcome::Skipped => return,
-            Outcome::AllowedFailure => ("failed, which is allowed", AnsiColor::Yellow),
-            Outcome::Unspecified | Outcome::Success | Outcome::Failure | Outcome::Cancelled => {
-                match result.status() {
-                    Status::Running => return,
-                    Status::Success => ("succeeded", AnsiColor::Green),
-                    Status::Cancelled => ("was cancelled", AnsiColor::Yellow),
-                    Status::Unspecified | Status::Failure => ("failed", AnsiColor::Red),
-                }
-            }
+    /// Returns the end of a step as one of the daemon's own lines. Skipped steps have one in the log.
+    fn end_of(&self, call: u32, result: &v1::StepResult) -> Option<String> {
+        let step = self.run.tree().get(call)?;
+        let StepEnd { time, outcome, .. } = step.end.as_ref()?;
+        let (verb, color) = match outcome {
+            StepOutcome::Skipped => return None,
+            StepOutcome::Allowed => ("failed, which is allowed", AnsiColor::Yellow),
+            StepOutcome::Succeeded => ("succeeded", AnsiColor::Green),
+            StepOutcome::Cancelled => ("was cancelled", AnsiColor::Yellow),
+            StepOutcome::Failed => ("failed", AnsiColor::Red),
         };
-        let Some(time) = result.end_time.as_ref().and_then(states::time) else { return };
-        let name = result.step.as_ref().map_or("", |step| step.name.as_str());
+        let time = time.as_ref().and_then(states::time)?;
         let took = results::took(result);
         let took = took.map(|took| format!(" in {:.1} s", took.as_secs_f64())).unwrap_or_default();
         let code = match results::exit_code(result).unwrap_or(0) {
             0 => String::new(),
             code => format!(", exit code {code}"),
         };
-        let mut text = format!("step {name} {verb}{took}{code}");
+        let mut text = format!("step {} {verb}{took}{code}", step.name);
         if self.color {
             let style = color.on_default();
             text = format!("{style}{text}{style:#}");
         }
         let stamp = time.format("%Y-%m-%dT%H:%M:%S%.6fZ");
-        self.printer.push(format!("{stamp} 00O {text}\n").as_bytes(), output);
+        Some(format!("{stamp} 00O {text}\n"))
     }
 }

@@ -11,6 +11,7 @@ use super::summary::{Detail, SummaryReason, Tail};
 use super::{Verbosity, end, results, summary, terminal};
 use crate::client::{Absence, Client, Error, Event, Request};
 use crate::error::{Exit, Failure};
+use crate::insight::tree::Tree;
 use crate::model::{JobId, text};
 use crate::pb::v1;
 use crate::process::is_signal_ignored;
@@ -246,7 +247,7 @@ async fn follow_with(
     let mut absences = log.absence();
     let mut told = false;
     let mut results = client.follow_steps(id);
-    if display.wants_events() {
+    if display.steps().is_some() {
         results = results.with_events();
     }
     let mut results_open = true;
@@ -332,6 +333,12 @@ async fn follow_with(
         // A signal ends the wait for a terminal that hangs.
         exit = interrupts.signals.next() => return Err(interrupts.interrupted(exit)),
     }
+    if end::code(&status) != 0 {
+        tail.set_steps(match display.steps() {
+            Some(steps) => steps.clone(),
+            None => steps_of(client, id).await,
+        });
+    }
     // Every message is a complete subtree, but only the root's is the whole tree.
     let root = root.filter(|result: &v1::StepResult| {
         let is_start = result.status() == v1::step_result::Status::Running;
@@ -342,6 +349,23 @@ async fn follow_with(
     let is_repeated = display.is_view() && seen == Seen::All && text::tells_exit_status(&status.message);
     let is_told = display.is_above_stderr() && tail.tells_why() || is_repeated;
     Ok(FinishedJob { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told, seen })
+}
+
+/// Returns the steps of a job that has ended, as far as the daemon tells them in time. A display that needs none has not
+/// asked for their events, which cost the daemon a write each.
+async fn steps_of(client: &Client, id: &JobId) -> Tree {
+    let mut steps = Tree::default();
+    let mut messages = client.follow_steps(id).with_events();
+    let read = async {
+        while let Ok(Some(message)) = messages.next_message().await {
+            if let Some(event) = &message.event {
+                steps.take(event);
+            }
+        }
+    };
+    // A summary without them shows the end of the log.
+    drop(timeout(LAST_ANSWER_WAIT, read).await);
+    steps
 }
 
 /// Returns the failure of a follower. If the log is lost, the job's final status may say why: for example, a disk that

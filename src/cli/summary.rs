@@ -15,7 +15,7 @@ use crate::insight::cause::deciding;
 use crate::lang::diagnostic::Position;
 use crate::model::CancelCause;
 use crate::pb::v1;
-pub(super) use tail::Tail;
+pub(super) use tail::{StepOutput, Tail};
 
 /// Longest path of steps that is shown whole.
 const NAMED: usize = 12;
@@ -185,11 +185,11 @@ pub(super) fn lines(
     if !own.is_empty() {
         lines.push(format!("  step       {}", printable(&step_path(own))));
     }
-    let tail = &result.map_or_else(|| tail.clone(), |result| tail.of_step(result));
-    let output = tail.lines();
-    let report = ShellReport::find(Tail::errors(&output), status.exit_code);
+    let printed = tail.of_step(&failed);
+    let output = printed.lines();
+    let report = ShellReport::find(StepOutput::errors(&output), status.exit_code);
     let written = result.and_then(Written::of);
-    let at = written.as_ref().and_then(|written| written.stopped_at(report.as_ref(), tail));
+    let at = written.as_ref().and_then(|written| written.stopped_at(report.as_ref(), &printed));
     let stopped = Stopped { written, report, at };
     if let Some(written) = &stopped.written {
         lines.extend(written.rows(stopped.at));
@@ -211,7 +211,7 @@ pub(super) fn lines(
     }
     let (heading, output) = match detail {
         Detail::Full => ("  end of its output:", output),
-        Detail::WithoutStderr => ("  end of its stdout:", Tail::without_errors(output)),
+        Detail::WithoutStderr => ("  end of its stdout:", StepOutput::without_errors(output)),
         Detail::WithoutOutput | Detail::Brief => ("", Vec::new()),
     };
     if !output.is_empty() {
@@ -265,22 +265,14 @@ fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use super::tail::tests::{entry, told};
     use super::*;
+    use crate::insight::tree::Tree;
     use v1::step_result::{ExecResult, Status};
 
     fn result(name: &str, status: Status, below: Vec<v1::StepResult>) -> v1::StepResult {
         let step = (!name.is_empty()).then(|| v1::Step { name: name.into(), ..Default::default() });
         v1::StepResult { step, status: status as i32, sub_step_results: below, ..Default::default() }
-    }
-
-    fn tail(text: &str) -> Tail {
-        let mut tail = Tail::default();
-        tail.push(text.as_bytes());
-        tail
-    }
-
-    fn entry(source: &str, body: &str) -> String {
-        format!("2026-11-20T10:00:00.123456Z {source} {body}\n")
     }
 
     #[test]
@@ -300,18 +292,28 @@ mod tests {
             entry("01E", "but this"),
             entry("00E", "job failed: nor this"),
         ];
+        let place = |count: usize| log[..count].concat().len();
+        let mut tree = Tree::default();
+        for (call, parent, name, at, is_end) in [
+            (0, 0, "", 0, false),
+            (1, 0, "setup", 0, false),
+            (1, 0, "setup", 2, true),
+            (2, 0, "build", 2, false),
+            (3, 2, "fetch", 2, true),
+            (4, 2, "compile", 2, false),
+            (4, 2, "compile", 4, true),
+            (2, 0, "build", 4, true),
+        ] {
+            tree.take(&told((call, parent), name, 1, place(at), (is_end, 0)));
+        }
+        let mut tail = Tail::default();
+        tail.push(log.concat().as_bytes());
+        tail.set_steps(tree);
         let status = v1::Status { id: "42".into(), exit_code: 3, finished: true, ..Default::default() };
         let steps = "spec: {}\n---\nrun:\n- name: setup\n  script: a\n- name: build\n  func: ./build\n";
         let request = Request::new(crate::model::JobId::parse("42").unwrap(), steps).file("/ci/func.yml");
-        let text = lines(
-            &status,
-            Some(&root),
-            &tail(&log.concat()),
-            Some(&request),
-            SummaryReason::Message,
-            Detail::Full,
-        )
-        .join("\n");
+        let text = lines(&status, Some(&root), &tail, Some(&request), SummaryReason::Message, Detail::Full)
+            .join("\n");
         for part in [
             "job 42 failed",
             "build/compile",

@@ -4,6 +4,7 @@
 //! [`model`] turns events into rows, without IO and without a clock; [`screen`] writes rows to the terminal. Rows of
 //! the output are drawn once. The region is drawn at most once per [`FRAME`].
 
+mod ends;
 mod growing;
 mod model;
 mod piece;
@@ -12,7 +13,6 @@ mod rows;
 pub(super) mod screen;
 mod sections;
 mod stamps;
-mod step;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -27,12 +27,12 @@ use tokio::time::{Instant, sleep_until};
 use super::terminal;
 use crate::error::{Exit, Failure};
 use crate::failpoint;
+use crate::insight::tree::{StepOutcome, Tree};
 use crate::pb::v1;
 use model::Model;
 pub(super) use rows::Times;
 use rows::{Size, Style, ViewMode};
 use screen::Screen;
-use step::StepOutcome;
 
 /// Shortest time between two frames.
 const FRAME: Duration = Duration::from_millis(50);
@@ -105,6 +105,11 @@ impl View {
         self.model.waiting() < ROOM
     }
 
+    /// Returns the job's steps.
+    pub(super) const fn steps(&self) -> &Tree {
+        self.model.steps()
+    }
+
     /// True if the log waits for events, and none has come yet.
     pub(super) const fn is_silent(&self) -> bool {
         self.model.is_silent()
@@ -143,9 +148,9 @@ impl View {
         if !self.quiet {
             let (steps, rows) = (self.model.own_steps(), self.model.rows());
             let lines = if status.exit_code == 0 {
-                totals::lines(steps, status, rows)
+                totals::lines(&steps, status, rows)
             } else {
-                totals::lines_of_unsuccessful(steps, &self.model.not_run(), rows)
+                totals::lines_of_unsuccessful(&steps, &self.model.not_run(), rows)
             };
             self.model.print_rows(lines.iter().map(String::as_str));
         }

@@ -7,7 +7,7 @@ use prost_types::value::Kind;
 
 use super::states::printable;
 use super::stopped::{self, ShellReport};
-use super::summary::{LINE_LENGTH, Tail};
+use super::summary::{LINE_LENGTH, StepOutput};
 use crate::pb::v1;
 use v1::StepReferenceProtocol;
 
@@ -53,14 +53,14 @@ impl<'a> Written<'a> {
     }
 
     /// Returns the index of the line of the script, or of the command, where the step stopped.
-    pub(super) fn stopped_at(&self, report: Option<&ShellReport>, tail: &Tail) -> Option<usize> {
+    pub(super) fn stopped_at(&self, report: Option<&ShellReport>, printed: &StepOutput) -> Option<usize> {
         match &self.program {
             Program::Command => None,
             Program::Script { text, file } => {
                 let report = report.filter(|report| report.line_of(text, *file).is_some())?;
                 report.line.checked_sub(1)
             }
-            Program::Commands(commands) => last_begun(commands, &prompts(tail)),
+            Program::Commands(commands) => last_begun(commands, &prompts(printed)),
         }
     }
 
@@ -151,13 +151,13 @@ fn text_of(value: &prost_types::Value) -> &str {
 }
 
 /// Returns the first lines of the commands that a `script_legacy` has begun, as far as the end of the log has them.
-fn prompts(tail: &Tail) -> Vec<String> {
+fn prompts(printed: &StepOutput) -> Vec<String> {
     let begun = |line: &str| {
         let (_, shown) = line.split_once(PROMPT)?;
         let shown = shown.split_once(PROMPT_END).map_or(shown, |(shown, _)| shown);
         Some(shown.strip_suffix(COLLAPSED).unwrap_or(shown).to_owned())
     };
-    tail.bodies_of_last_step().iter().filter_map(|line| begun(line)).collect()
+    printed.stdout().iter().filter_map(|line| begun(line)).collect()
 }
 
 /// Returns the index of the command that was begun last. Of equal commands it is the one before which the others were

@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{Daemon, patiently, scripts, wait_for};
+use crate::support::{Daemon, kill, patiently, scripts, wait_for};
+use rustix::process::Signal;
 use serde_json::Value;
 use step_runner::pb::v1::{self, StepResult};
 
@@ -256,6 +257,23 @@ async fn a_step_ends_when_its_process_does_though_no_daemon_lives() {
     assert_eq!(root.start_time, client.status("1").await.start_time);
     assert_eq!(root.end_time, b.end_time);
     assert_eq!(root.sub_step_results, [a.clone(), b.clone()]);
+}
+
+#[tokio::test]
+async fn a_step_whose_keeper_died_has_an_end_and_never_the_result_of_the_job() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run_steps("1", &scripts(&[("a", "echo fine"), ("b", "echo up; exec sleep 600")])).await;
+    client.prints("1", "up").await;
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    client.ended("1").await;
+    let output = follow(&daemon, &["--output", "json"]).output().unwrap();
+    let told = short(&events(&output.stdout));
+    let with_result: Vec<_> = told.iter().filter(|event| event.starts_with("step ")).collect();
+    assert_eq!(with_result, ["step 1", "step 0"], "{told:?}");
+    assert!(told.contains(&"step_end 2 failure".to_owned()), "{told:?}");
+    let end = told.iter().position(|event| event == "step_end 0 failure").unwrap();
+    assert_eq!(told[end + 1], "step 0", "{told:?}");
 }
 
 #[tokio::test]

@@ -106,6 +106,23 @@ short
         assert_eq!(stderr, "");
     }
 
+    #[test]
+    fn what_a_step_prints_is_passed_on_though_it_looks_like_the_daemons() {
+        let texts = [
+            "Running step name=x stream=02",
+            "job failed: x",
+            "2026-11-20T10:00:00.000001Z 00E job failed: x",
+        ];
+        let log: String = texts
+            .iter()
+            .flat_map(|text| {
+                ["01O", "01E"].map(|source| format!("2026-11-20T10:00:00.000001Z {source} {text}\n"))
+            })
+            .collect();
+        let whole = texts.join("\n") + "\n";
+        assert_eq!(relayed(false, &[log.as_bytes()]), (whole.clone(), whole));
+    }
+
     proptest! {
         #[test]
         fn any_cutting_gives_the_same(cuts in proptest::collection::vec(0..LOG.len(), 0..8), merge: bool) {

@@ -1,11 +1,13 @@
-//! What a job does, read from its log and the events of its steps: everything that shows a job uses this and nothing else.
+//! What a job does, read from its log and the events of its steps: every view that shows steps takes
+//! order and steps from here.
 //!
-//! - [`order`] puts log and events into one order, the same for every reader, live or late;
-//! - [`run`] keeps the tree of the steps under way;
+//! - [`run`] puts log and events into one order, the same for every reader, live or late, and folds the events;
+//! - [`tree`] is what they are folded to: all steps, and the lines that each has written;
 //! - [`cause`] finds the step that decided how a job ended.
 //!
 //! Pure: no IO, no clock, no terminal.
 
 pub mod cause;
-pub mod order;
+mod order;
 pub mod run;
+pub mod tree;

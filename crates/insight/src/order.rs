@@ -8,46 +8,77 @@ use std::collections::VecDeque;
 use memchr::memrchr;
 use step_runner_proto::v1;
 
+use crate::tree::{Change, ROOT};
+
 /// Next part of a job.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub(crate) enum Part {
     /// Whole lines of the log; at the end of the job perhaps an unfinished one.
     Log(Vec<u8>),
     /// Something has happened to a step.
     Event(Box<v1::StepEvent>),
+    /// Result of the step whose end was the part before, with all results below it: a step of the job's own list, or the
+    /// root.
+    Result(Box<v1::StepResult>),
+}
+
+/// A part that came by FollowSteps and is not returned yet.
+enum Pending {
+    Event(v1::StepEvent),
+    Result(v1::StepResult),
+}
+
+/// What is certain to come next.
+enum Ready {
+    /// So many bytes of the log.
+    Log(usize),
+    /// The first part that is pending.
+    Pending,
+    Nothing,
+}
+
+/// What can still come.
+enum Coming {
+    Both,
+    Log,
+    Nothing,
 }
 
 /// Merges the log and the events of one job.
-pub struct Order {
+pub(crate) struct Order {
     log: Vec<u8>,
     /// Length of the whole lines in `log`.
     whole: usize,
     /// Offset of `log` in the job's log.
     position: u64,
-    events: VecDeque<v1::StepEvent>,
+    /// In the order in which they came: a result stands directly behind the event of its end.
+    pending: VecDeque<Pending>,
+    /// True if the part returned last is the end of a step that has a result.
+    awaits_result: bool,
     /// Every event up to this place has come.
     mark: u64,
     /// True once an event or a mark has come: the daemon sends them.
     is_told: bool,
-    is_ended: bool,
+    coming: Coming,
 }
 
 impl Order {
     /// Starts at byte `offset` of the log.
-    pub const fn new(offset: u64) -> Self {
+    pub(crate) const fn new(offset: u64) -> Self {
         Self {
             log: Vec::new(),
             whole: 0,
             position: offset,
-            events: VecDeque::new(),
+            pending: VecDeque::new(),
+            awaits_result: false,
             mark: 0,
             is_told: false,
-            is_ended: false,
+            coming: Coming::Both,
         }
     }
 
     /// Takes bytes of the log.
-    pub fn log(&mut self, bytes: &[u8]) {
+    pub(crate) fn log(&mut self, bytes: &[u8]) {
         if let Some(end) = memrchr(b'\n', bytes) {
             self.whole = self.log.len() + end + 1;
         }
@@ -55,16 +86,17 @@ impl Order {
     }
 
     /// Takes a message of FollowSteps that was asked for with `events`.
-    pub fn message(&mut self, message: &v1::FollowStepsResponse) {
+    pub(crate) fn message(&mut self, message: &v1::FollowStepsResponse) {
         let mark = u64::try_from(message.log_bytes).unwrap_or_default();
         if let Some(event) = &message.event {
-            self.events.push_back(event.clone());
+            self.pending.push_back(Pending::Event(event.clone()));
         }
         match &message.result {
-            Some(result) if !self.is_told => self.of_old_daemon(result),
-            _ => {
+            Some(result) if !self.is_told && message.event.is_none() => self.of_old_daemon(result),
+            result => {
                 self.is_told = true;
                 self.mark = self.mark.max(mark);
+                self.pending.extend(result.clone().map(Pending::Result));
             }
         }
     }
@@ -76,62 +108,116 @@ impl Order {
         // The root ends with the job.
         let log_bytes = if is_step { result.log_end.unwrap_or_default() } else { i64::MAX };
         let call = result.number.unsigned_abs();
-        let result = Some(v1::StepResult { sub_step_results: Vec::new(), ..result.clone() });
-        self.events.push_back(v1::StepEvent { call, parent: 0, result, log_bytes, stream: 1 });
+        let own = Some(v1::StepResult { sub_step_results: Vec::new(), ..result.clone() });
+        let event = v1::StepEvent { call, parent: 0, result: own, log_bytes, stream: 1 };
+        self.pending.extend([Pending::Event(event), Pending::Result(result.clone())]);
     }
 
     /// True if nothing has been heard of events yet.
-    pub const fn is_silent(&self) -> bool {
+    pub(crate) const fn is_silent(&self) -> bool {
         !self.is_told && self.mark == 0
     }
 
-    /// Takes note that no more events come, so the log waits for none.
-    pub const fn events_end(&mut self) {
+    /// Takes note that no more messages come, so the log waits for none.
+    pub(crate) const fn events_end(&mut self) {
         self.mark = u64::MAX;
+        if matches!(self.coming, Coming::Both) {
+            self.coming = Coming::Log;
+        }
     }
 
     /// Takes note that nothing more comes. Nothing waits any longer.
-    pub const fn end(&mut self) {
+    pub(crate) const fn end(&mut self) {
         self.mark = u64::MAX;
-        self.is_ended = true;
+        self.coming = Coming::Nothing;
     }
 
     /// Returns the number of bytes that wait.
-    pub const fn waiting(&self) -> usize {
+    pub(crate) const fn waiting(&self) -> usize {
         self.log.len()
     }
 
     /// True if nothing waits.
-    pub fn is_idle(&self) -> bool {
-        self.log.is_empty() && self.events.is_empty()
+    pub(crate) fn is_idle(&self) -> bool {
+        self.log.is_empty() && self.pending.is_empty()
+    }
+
+    /// Returns what is certain to come next.
+    fn ready(&self) -> Ready {
+        let place = match self.pending.front() {
+            Some(Pending::Result(_)) => return Ready::Pending,
+            Some(Pending::Event(event)) => Some(u64::try_from(event.log_bytes).unwrap_or_default()),
+            // Nothing comes between an end and its result, for any reader.
+            None if self.awaits_result && matches!(self.coming, Coming::Both) => return Ready::Nothing,
+            None => None,
+        };
+        let certain = place.unwrap_or(self.mark).saturating_sub(self.position);
+        let is_ended = matches!(self.coming, Coming::Nothing);
+        let length = if is_ended { self.log.len() } else { self.whole };
+        match usize::try_from(certain).unwrap_or(usize::MAX).min(length) {
+            // At the end an event does not wait for bytes that are lost.
+            0 if place.is_some() && (certain == 0 || is_ended) => Ready::Pending,
+            0 => Ready::Nothing,
+            length => Ready::Log(length),
+        }
+    }
+
+    /// True if the next part is an event.
+    pub(crate) fn is_event_next(&self) -> bool {
+        matches!(self.pending.front(), Some(Pending::Event(_))) && matches!(self.ready(), Ready::Pending)
     }
 
     /// Returns the next part, if it is certain.
-    pub fn next_part(&mut self) -> Option<Part> {
-        let place = self.events.front().map(|event| u64::try_from(event.log_bytes).unwrap_or_default());
-        let certain = place.unwrap_or(self.mark).saturating_sub(self.position);
-        let length = if self.is_ended { self.log.len() } else { self.whole };
-        let ready = usize::try_from(certain).unwrap_or(usize::MAX).min(length);
-        if ready > 0 {
-            let rest = self.log.split_off(ready);
-            self.whole = self.whole.saturating_sub(ready);
-            self.position += ready as u64;
-            return Some(Part::Log(std::mem::replace(&mut self.log, rest)));
+    pub(crate) fn next_part(&mut self) -> Option<Part> {
+        match self.ready() {
+            Ready::Nothing => None,
+            Ready::Log(length) => {
+                let rest = self.log.split_off(length);
+                self.whole = self.whole.saturating_sub(length);
+                self.position += length as u64;
+                Some(Part::Log(std::mem::replace(&mut self.log, rest)))
+            }
+            Ready::Pending => {
+                let next = self.pending.pop_front()?;
+                self.awaits_result = matches!(&next, Pending::Event(event) if has_result(event));
+                Some(match next {
+                    Pending::Event(event) => Part::Event(Box::new(event)),
+                    Pending::Result(result) => Part::Result(Box::new(result)),
+                })
+            }
         }
-        // At the end an event does not wait for bytes that are lost.
-        let is_due = certain == 0 || self.is_ended;
-        self.events.pop_front_if(|_| is_due).map(|event| Part::Event(Box::new(event)))
     }
+}
+
+/// True for the end of a step of which FollowSteps sends a result, directly behind it. Of steps that were interrupted there is
+/// none: another event is behind their end then.
+fn has_result(event: &v1::StepEvent) -> bool {
+    event.parent == ROOT && event.result.as_ref().is_some_and(|result| Change::of(result).is_end())
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use step_runner_proto::v1::step_result::{Outcome, Status};
 
     use super::*;
 
+    /// A start.
     fn event(call: u32, log_bytes: i64) -> v1::StepEvent {
-        v1::StepEvent { call, log_bytes, ..v1::StepEvent::default() }
+        let result = v1::StepResult { status: Status::Running.into(), ..v1::StepResult::default() };
+        v1::StepEvent { call, log_bytes, result: Some(result), ..v1::StepEvent::default() }
+    }
+
+    /// The end of a step of the job's own list, without its result.
+    fn end_of_own(call: u32, log_bytes: i64) -> v1::FollowStepsResponse {
+        let outcome = Outcome::Success.into();
+        let result = v1::StepResult { outcome, number: call as i32, ..v1::StepResult::default() };
+        told(v1::StepEvent { call, log_bytes, result: Some(result), ..v1::StepEvent::default() })
+    }
+
+    fn result(number: i32) -> v1::FollowStepsResponse {
+        let result = Some(v1::StepResult { number, ..v1::StepResult::default() });
+        v1::FollowStepsResponse { result, ..v1::FollowStepsResponse::default() }
     }
 
     fn told(event: v1::StepEvent) -> v1::FollowStepsResponse {
@@ -148,6 +234,7 @@ mod tests {
             .map(|part| match part {
                 Part::Log(bytes) => String::from_utf8(bytes).unwrap().replace('\n', "."),
                 Part::Event(event) => format!("event {}", event.call),
+                Part::Result(result) => format!("result {}", result.number),
             })
             .collect()
     }
@@ -184,7 +271,34 @@ mod tests {
         let result = v1::StepResult { step, number: 1, log_end: Some(2), ..v1::StepResult::default() };
         order
             .message(&v1::FollowStepsResponse { result: Some(result), ..v1::FollowStepsResponse::default() });
-        assert_eq!(parts(&mut order), ["a.", "event 1", "b."]);
+        assert_eq!(parts(&mut order), ["a.", "event 1", "result 1", "b."]);
+    }
+
+    #[test]
+    fn a_result_comes_directly_behind_the_end_of_its_step() {
+        let mut order = Order::new(0);
+        order.log(b"a\nb\n");
+        order.message(&end_of_own(1, 2));
+        order.message(&mark(4));
+        assert_eq!(parts(&mut order), ["a.", "event 1"]);
+        order.message(&result(1));
+        assert_eq!(parts(&mut order), ["result 1", "b."]);
+    }
+
+    #[test]
+    fn an_end_without_a_result_takes_none_of_another_step() {
+        let mut order = Order::new(0);
+        order.log(b"a\nb\n");
+        order.message(&end_of_own(2, 2));
+        order.message(&end_of_own(0, 4));
+        order.message(&result(0));
+        assert_eq!(parts(&mut order), ["a.", "event 2", "b.", "event 0", "result 0"]);
+        let mut lost = Order::new(0);
+        lost.message(&end_of_own(1, 0));
+        lost.log(b"a\n");
+        assert_eq!(parts(&mut lost), ["event 1"]);
+        lost.events_end();
+        assert_eq!(parts(&mut lost), ["a."]);
     }
 
     #[test]

@@ -41,13 +41,6 @@ const REAPER_KILLED: &str =
     "the reaper process of this job was killed, so all processes of the job are killed too";
 const NOT_KILLED: &str = " processes could not be killed";
 
-/// Beginning of the line that announces a step, for readers that do not parse it as a [`DaemonLine`].
-pub const STEP_START: &[u8] = STARTED.as_bytes();
-
-/// Beginnings of the line that tells why a job did not succeed, for readers that do not parse it as a [`DaemonLine`].
-pub const ENDS: [&[u8]; 4] =
-    [FAILED.as_bytes(), CANCELLED.as_bytes(), TIMED_OUT.as_bytes(), INTERRUPTED.as_bytes()];
-
 /// One of the daemon's own lines (logs.md §2). `Display` writes its text; [`of`](Self::of) and [`parse`](Self::parse) read it.
 ///
 /// The texts in it are borrowed. They are not masked yet when a line is written, and are masked when it is read.

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::log::line::{Check, Entry};
-use crate::pb::v1::step_result::Status;
+use crate::pb::v1::step_result::{Outcome, Status};
 
 #[test]
 fn entries_become_events_with_text_or_base64() {
@@ -161,6 +161,23 @@ fn lines_that_wait_are_told_and_come_when_no_more_is_told() {
     assert!(out.is_empty() && events.waiting() > 0 && events.is_silent());
     events.events_end(&mut out).unwrap();
     assert!(!out.is_empty() && events.waiting() == 0);
+}
+
+/// Its keeper died: the step under way has an end, but no result.
+#[test]
+fn the_result_of_an_interrupted_job_is_never_that_of_a_step() {
+    let (mut events, mut out) = (stream(0), Vec::new());
+    let log = [line("01O", "x"), line("00E", "job interrupted: y")].concat();
+    let end = log.len() as i64;
+    let mut messages = [told("", 0, Status::Running, 0), told("a", 1, Status::Running, 0)].concat();
+    messages.extend(told("a", 1, Status::Failure, end).into_iter().next());
+    messages.extend(told("", 0, Status::Failure, end));
+    events.log(log.as_bytes(), &mut out).unwrap();
+    for message in &messages {
+        events.message(message, &mut out).unwrap();
+    }
+    events.end(&v1::Status::default(), &mut out).unwrap();
+    assert_eq!(shown(&out)[4..], ["step_end 1", "step_end 0", "step 0", "end"]);
 }
 
 /// What a step prints is never taken for a line of the daemon.

@@ -7,15 +7,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::ends::{OwnStep, ShownEnd, UnseenEnd, micros};
 use super::growing::Growing;
 use super::piece::{MAX_PIECE, piece_length};
 use super::room::{NARROWEST_SCREEN, Room, cost, fitting};
 use super::rows::{End, Line, RowOrigin, Rows, RunningStep, Size, Style, ViewMode};
 use super::sections;
 use super::stamps::Stamps;
-use super::step::{StepChange, StepEnded, StepOutcome, StepStarted};
-use crate::insight::order::{Order, Part};
-use crate::insight::run::Steps;
+use crate::cli::results;
+use crate::insight::run::{Part, Run};
+use crate::insight::tree::{Change, ROOT, Step, StepOutcome, Tree};
 use crate::log::pretty::{Format, Options, Output, Printer};
 use crate::log::words::DaemonLine;
 use crate::pb::v1;
@@ -28,23 +29,19 @@ const UNSTEADY: i64 = 1_000_000;
 
 pub(super) struct Model {
     rows: Rows,
-    order: Order,
-    steps: Steps,
+    run: Run,
     printer: Printer,
     stamps: Stamps,
     printed: Output,
-    /// Running steps, each behind the step that it belongs to.
-    running: Vec<Running>,
     growing: Growing,
     /// Last lines of the running steps.
     tail: VecDeque<Line>,
     /// Rows to print above the live region, each with its line end.
     permanent: String,
-    /// Ended steps of the job's own list.
-    ended: Vec<OwnStep>,
-    /// Names of that list, and its length as steps have told it.
+    /// Names of the job's own list.
     names: Vec<String>,
-    total: u32,
+    /// End of the steps that were under way when the job ended.
+    unseen_end: Option<UnseenEnd>,
     /// Microseconds since the epoch.
     now: i64,
     /// Time of the last change of size.
@@ -53,56 +50,21 @@ pub(super) struct Model {
     near: Option<i64>,
 }
 
-struct Running {
-    call: u32,
-    path: Vec<String>,
-    number: u32,
-    total: u32,
-    attempt: usize,
-    at: Option<i64>,
-}
-
-impl Running {
-    fn name(&self) -> &str {
-        self.path.last().map_or("", String::as_str)
-    }
-
-    /// Returns the level of indentation: 0 for steps of the job's own list.
-    fn depth(&self) -> usize {
-        self.path.len().saturating_sub(1)
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct OwnStep {
-    /// Place in its list, from 1.
-    pub(super) number: u32,
-    pub(super) name: String,
-    pub(super) outcome: StepOutcome,
-    pub(super) took: Option<Duration>,
-    pub(super) attempts: usize,
-    /// Why it did not run.
-    pub(super) reason: String,
-}
-
 impl Model {
     /// Makes the state for a job whose log is followed from `offset`.
     pub(super) fn new(style: Style, size: Size, all: bool, offset: u64) -> Self {
         let options = Options { all, color: style.color, ..Options::plain_utc() };
         Self {
             rows: Rows { style, size, job_start: None },
-            order: Order::new(offset),
-            steps: Steps::default(),
+            run: Run::new(offset),
             printer: Printer::new(Format::Pretty(options)),
             stamps: Stamps::default(),
             printed: Output::default(),
-            running: Vec::new(),
             growing: Growing::default(),
             tail: VecDeque::new(),
             permanent: String::new(),
-            ended: Vec::new(),
             names: Vec::new(),
-            total: 0,
+            unseen_end: None,
             now: 0,
             resized: None,
             near: None,
@@ -121,7 +83,7 @@ impl Model {
     }
 
     pub(super) fn log(&mut self, bytes: &[u8]) {
-        self.order.log(bytes);
+        self.run.log(bytes);
         self.advance();
     }
 
@@ -132,23 +94,24 @@ impl Model {
 
     /// Takes a message of FollowSteps.
     pub(super) fn message(&mut self, message: &v1::FollowStepsResponse) {
-        let root = message.result.as_ref().filter(|result| result.step.is_none());
-        if let Some(definition) = root.and_then(|root| root.spec_definition.as_ref()?.definition.as_ref()) {
-            self.names = definition.steps.iter().map(|step| step.name.clone()).collect();
-        }
-        self.order.message(message);
+        self.run.message(message);
         self.advance();
     }
 
     /// Takes note that no more messages come.
     pub(super) fn events_end(&mut self) {
-        self.order.events_end();
+        self.run.events_end();
         self.advance();
+    }
+
+    /// Returns the job's steps, as far as they are shown.
+    pub(super) const fn steps(&self) -> &Tree {
+        self.run.tree()
     }
 
     /// True if the log waits for events, and none has come yet.
     pub(super) const fn is_silent(&self) -> bool {
-        self.order.is_silent()
+        self.run.is_silent()
     }
 
     /// Prints a message of this command.
@@ -161,30 +124,20 @@ impl Model {
 
     /// Prints everything that is left at the end of the job. Steps without an end get `outcome`.
     pub(super) fn end(&mut self, outcome: StepOutcome) {
-        self.order.end();
+        self.run.end();
         self.advance();
         self.finish_lines();
-        while let Some(running) = self.running.last() {
-            let ended = StepEnded {
-                call: running.call,
-                path: running.path.clone(),
-                number: running.number,
-                total: running.total,
-                outcome,
-                exit_code: 0,
-                took: running.at.and_then(|at| u64::try_from(self.now - at).ok()).map(Duration::from_micros),
-                at: Some(self.now),
-                attempts: running.attempt,
-                reason: String::new(),
-            };
-            self.step_ended(&ended);
+        self.unseen_end = Some(UnseenEnd { outcome, at: self.now });
+        let running: Vec<u32> = self.running().map(|(call, _)| call).collect();
+        for call in running.into_iter().rev() {
+            self.step_ended(call, 0);
         }
         self.fold_tail(false);
     }
 
     /// Prints what the live region shows, before the end of the job. The model takes nothing after that.
     pub(super) fn leave(&mut self) {
-        self.order.end();
+        self.run.end();
         self.advance();
         self.fold_tail(false);
         match self.unfinished() {
@@ -197,9 +150,10 @@ impl Model {
     /// Returns the names of the steps in the job's own list that have not run, in order; an empty name if the daemon has
     /// not told it.
     pub(super) fn not_run(&self) -> Vec<String> {
-        let known = usize::try_from(self.total).unwrap_or_default().max(self.names.len());
-        let has_run =
-            |number: usize| self.ended.iter().any(|step| usize::try_from(step.number) == Ok(number));
+        let ended = self.own_steps();
+        let total = ended.iter().map(|step| step.total).max().unwrap_or(0);
+        let known = usize::try_from(total).unwrap_or_default().max(self.names.len());
+        let has_run = |number: usize| ended.iter().any(|step| usize::try_from(step.number) == Ok(number));
         let missing = (1..=known).filter(|number| !has_run(*number));
         missing.map(|number| self.names.get(number - 1).cloned().unwrap_or_default()).collect()
     }
@@ -211,11 +165,17 @@ impl Model {
 
     /// Returns the number of bytes that wait to be put in order or to be drawn.
     pub(super) fn waiting(&self) -> usize {
-        self.order.waiting() + self.permanent.len()
+        self.run.waiting() + self.permanent.len()
     }
 
-    pub(super) fn own_steps(&self) -> &[OwnStep] {
-        &self.ended
+    /// Returns the steps of the job's own list that have ended or were skipped.
+    pub(super) fn own_steps(&self) -> Vec<OwnStep> {
+        OwnStep::all(self.run.tree(), self.unseen_end)
+    }
+
+    /// Returns the steps under way, without the root.
+    fn running(&self) -> impl DoubleEndedIterator<Item = (u32, &Step)> {
+        self.run.tree().under_way().filter(|(call, _)| *call != ROOT)
     }
 
     pub(super) const fn rows(&self) -> &Rows {
@@ -253,14 +213,17 @@ impl Model {
     /// Returns a row for each running step, or one for the job.
     fn tree(&self, rows: &Rows) -> Vec<String> {
         let mut tree: Vec<_> = self
-            .running
-            .iter()
-            .filter(|step| !step.path.is_empty())
-            .map(|step| {
-                let elapsed = step.at.map(|at| self.since(at).unwrap_or_default());
-                let (name, depth, number, total) = (step.name(), step.depth(), step.number, step.total);
-                let attempt = step.attempt;
-                rows.running(&RunningStep { name, depth, number, total, attempt, elapsed }, self.now)
+            .running()
+            .map(|(call, step)| {
+                let at = micros(step.start.as_ref());
+                let elapsed = at.map(|at| self.since(at).unwrap_or_default());
+                let [number, total] =
+                    [step.number, step.total].map(|count| u32::try_from(count).unwrap_or(0));
+                let (depth, attempt) = (self.depth(call), step.attempt);
+                rows.running(
+                    &RunningStep { name: &step.name, depth, number, total, attempt, elapsed },
+                    self.now,
+                )
             })
             .collect();
         if tree.is_empty() {
@@ -318,77 +281,84 @@ impl Model {
 
     /// Handles all parts that are certain.
     fn advance(&mut self) {
-        while let Some(part) = self.order.next_part() {
-            match part {
-                Part::Log(bytes) => {
+        loop {
+            if self.run.is_step_next() {
+                // What a step wrote last is shown before its end, and before what begins next.
+                self.finish_lines();
+            }
+            match self.run.next_part() {
+                None => return,
+                Some(Part::Log(bytes)) => {
                     self.growing.follow(&bytes);
                     self.printer.push(&bytes, &mut self.printed);
                     self.take_lines();
                 }
-                Part::Event(event) => {
-                    // What a step wrote last is shown before its end, and before what begins next.
-                    self.finish_lines();
-                    match StepChange::read(&event, &mut self.steps) {
-                        Some(StepChange::Started(started)) => self.step_started(started),
-                        Some(StepChange::Ended(ended)) => self.step_ended(&ended),
-                        None => {}
-                    }
+                Some(Part::Step { event, change: Change::Started | Change::Again }) => {
+                    self.step_started(event.call);
                 }
+                // The root ends with the job.
+                Some(Part::Step { event, .. }) if event.call == ROOT => {}
+                Some(Part::Step { event, .. }) => {
+                    let exit_code = event.result.as_ref().and_then(results::exit_code);
+                    self.step_ended(event.call, exit_code.unwrap_or(0));
+                }
+                Some(Part::Result(result)) => self.result(&result),
             }
         }
     }
 
-    fn step_started(&mut self, started: StepStarted) {
+    /// Takes the names of the job's own list from the root's result.
+    fn result(&mut self, result: &v1::StepResult) {
+        let root = Some(result).filter(|result| result.step.is_none());
+        if let Some(definition) = root.and_then(|root| root.spec_definition.as_ref()?.definition.as_ref()) {
+            self.names = definition.steps.iter().map(|step| step.name.clone()).collect();
+        }
+    }
+
+    fn step_started(&mut self, call: u32) {
         self.fold_tail(true);
-        let StepStarted { call, path, number, total, attempt, at } = started;
+        let tree = self.run.tree();
+        let Some(step) = tree.get(call) else { return };
+        let at = micros(step.start.as_ref());
         self.near = at.or(self.near);
-        if path.is_empty() {
+        if call == ROOT {
             self.rows.job_start = at;
             return;
         }
-        // A further attempt takes the place of the one before.
-        self.running.retain(|step| !step.path.starts_with(&path));
         if self.rows.style.mode == ViewMode::Sections {
-            self.permanent.push_str(&sections::start(&path, at.unwrap_or(self.now)));
+            self.permanent.push_str(&sections::start(&tree.path(call), at.unwrap_or(self.now)));
         }
-        let step = Running { call, path, number, total, attempt, at };
         if self.rows.style.mode != ViewMode::Live {
-            let (permanent, rows) = (&mut self.permanent, self.rows);
-            rows.start(step.name(), at.or(Some(self.now)), step.depth(), |row| push_row(permanent, row));
+            let (depth, permanent, rows) = (self.depth(call), &mut self.permanent, self.rows);
+            rows.start(&step.name, at.or(Some(self.now)), depth, |row| push_row(permanent, row));
         }
-        let outer = step.path.split_last().map_or(&[][..], |(_, outer)| outer);
-        let behind = self.running.iter().rposition(|other| other.path.starts_with(outer));
-        self.running.insert(behind.map_or(0, |at| at + 1), step);
     }
 
-    fn step_ended(&mut self, ended: &StepEnded) {
-        self.fold_tail(matches!(ended.outcome, StepOutcome::Succeeded | StepOutcome::Skipped));
-        self.near = ended.at.or(self.near);
-        let depth = ended.path.len().saturating_sub(1);
-        self.running.retain(|step| step.call != ended.call && !step.path.starts_with(&ended.path));
-        let is_skipped = ended.outcome == StepOutcome::Skipped;
+    /// `exit_code` is 0 without a process.
+    fn step_ended(&mut self, call: u32, exit_code: i32) {
+        let ended = self
+            .run
+            .tree()
+            .get(call)
+            .and_then(|step| Some((ShownEnd::of(step, self.unseen_end)?, step.attempt)));
+        let Some((end, attempts)) = ended else { return };
+        self.fold_tail(matches!(end.outcome, StepOutcome::Succeeded | StepOutcome::Skipped));
+        self.near = end.at.or(self.near);
+        let path = self.run.tree().path(call);
+        let is_skipped = end.outcome == StepOutcome::Skipped;
         if self.rows.style.mode == ViewMode::Sections && !is_skipped {
-            self.permanent.push_str(&sections::end(&ended.path, ended.at.unwrap_or(self.now)));
+            self.permanent.push_str(&sections::end(&path, end.at.unwrap_or(self.now)));
         }
-        let name = ended.path.last().map_or("", String::as_str);
-        let StepEnded { outcome, exit_code, took, attempts, reason, .. } = ended;
-        let end =
-            End { name, outcome: *outcome, exit_code: *exit_code, took: *took, attempts: *attempts, reason };
-        let (permanent, rows) = (&mut self.permanent, self.rows);
-        rows.end(&end, ended.at.or(Some(self.now)), depth, |row| push_row(permanent, row));
-        if depth == 0 {
-            let (name, reason) = (name.to_owned(), reason.clone());
-            self.total = self.total.max(ended.total);
-            let number = ended.number;
-            self.ended.push(OwnStep {
-                number,
-                name,
-                outcome: *outcome,
-                took: *took,
-                attempts: *attempts,
-                reason,
-            });
-        }
+        let ShownEnd { outcome, at, took, reason } = end;
+        let name = path.last().map_or("", String::as_str);
+        let end = End { name, outcome, exit_code, took, attempts, reason: &reason };
+        let (depth, permanent, rows) = (path.len().saturating_sub(1), &mut self.permanent, self.rows);
+        rows.end(&end, at.or(Some(self.now)), depth, |row| push_row(permanent, row));
+    }
+
+    /// Returns the level of indentation of a step: 0 for steps of the job's own list.
+    fn depth(&self, call: u32) -> usize {
+        self.run.tree().path(call).len().saturating_sub(1)
     }
 
     /// Completes the lines that may have been continued.
@@ -432,7 +402,7 @@ impl Model {
             return;
         }
         let line = self.placed(line);
-        if self.tail_limit() == 0 || self.running.is_empty() {
+        if self.tail_limit() == 0 || self.running().next().is_none() {
             return self.print(&line, false);
         }
         self.tail.push_back(line);
@@ -443,14 +413,15 @@ impl Model {
 
     /// Gives a line the depth of its step and, if steps run side by side, the name of that.
     fn placed(&self, line: Line) -> Line {
+        let tree = self.run.tree();
         let call = match line.origin {
-            RowOrigin::Daemon | RowOrigin::Own => self.steps.innermost(),
-            RowOrigin::Stdout | RowOrigin::Stderr => self.steps.of_stream(line.stream),
+            RowOrigin::Daemon | RowOrigin::Own => tree.innermost(),
+            RowOrigin::Stdout | RowOrigin::Stderr => tree.of_stream(line.stream),
         };
-        let depth = self.steps.path(call).len();
+        let depth = tree.path(call).len();
         let is_of_step = matches!(line.origin, RowOrigin::Stdout | RowOrigin::Stderr);
-        let named = (is_of_step && line.at.is_some() && self.steps.is_parallel())
-            .then(|| self.steps.get(call).map(|step| step.name.clone()))
+        let named = (is_of_step && line.at.is_some() && tree.is_parallel())
+            .then(|| tree.get(call).map(|step| step.name.clone()))
             .flatten();
         match named.filter(|name| !name.is_empty()) {
             Some(name) => {
@@ -464,7 +435,7 @@ impl Model {
     fn unfinished(&self) -> Option<Line> {
         let mut output = Output::default();
         // Its place is behind the log and the steps that wait to be put in order.
-        let growing = self.growing.last().filter(|_| self.order.is_idle());
+        let growing = self.growing.last().filter(|_| self.run.is_idle());
         self.printer.unfinished(growing, &mut output);
         (!output.stdout.is_empty())
             .then(|| self.placed(self.stamps.clone().read(&output.stdout, self.near.unwrap_or(self.now))))

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style as Color};
 use chrono::{DateTime, FixedOffset};
 
-use super::step::StepOutcome;
 use super::text::{clean, cut, width, wrap};
+use crate::insight::tree::StepOutcome;
 use crate::log::line::SourceKey;
 use crate::log::words::DaemonLine;
 use crate::model::LogChannel;

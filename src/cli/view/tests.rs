@@ -1,146 +1,16 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+mod scene;
+
 use super::model::Model;
-use super::rows::{self, Rows, Size, Style, Times, ViewMode};
-use super::step::StepOutcome;
+use super::rows::{self, Size, Style, Times, ViewMode};
 use super::text;
+use crate::insight::tree::StepOutcome;
 use crate::pb::v1;
 use crate::pb::v1::step_result::{Outcome, Status};
-
-/// Makes the events of steps by their paths.
-#[derive(Default)]
-struct Told(Vec<Vec<String>>);
-
-impl Told {
-    fn call(&mut self, path: &[&str]) -> u32 {
-        let path: Vec<String> = path.iter().map(|&name| name.to_owned()).collect();
-        if path.is_empty() {
-            return 0;
-        }
-        let known = self.0.iter().rposition(|known| *known == path);
-        let at = known.unwrap_or_else(|| {
-            self.0.push(path);
-            self.0.len() - 1
-        });
-        at as u32 + 1
-    }
-
-    fn event(&mut self, path: &[&str], log_at: u64, result: v1::StepResult) -> v1::FollowStepsResponse {
-        let parent = path.split_last().map_or(0, |(_, outer)| self.call(outer));
-        let step = path.last().map(|&name| v1::Step { name: name.into(), ..v1::Step::default() });
-        let time = |tenths: i64| {
-            Some(prost_types::Timestamp { seconds: tenths / 10, nanos: (tenths % 10) as i32 * 100_000_000 })
-        };
-        let is_over = result.outcome() != Outcome::Unspecified;
-        let result = v1::StepResult {
-            step,
-            number: 1,
-            total: 2,
-            start_time: time(0),
-            end_time: time(12).filter(|_| is_over),
-            ..result
-        };
-        let log_bytes = log_at as i64;
-        let call = self.call(path);
-        let event = v1::StepEvent { call, parent, result: Some(result), log_bytes, stream: 1 };
-        v1::FollowStepsResponse { event: Some(event), log_bytes, result: None }
-    }
-
-    fn started(&mut self, path: &[&str], log_at: u64) -> v1::FollowStepsResponse {
-        let result = v1::StepResult { status: Status::Running.into(), ..v1::StepResult::default() };
-        self.event(path, log_at, result)
-    }
-
-    fn ended(&mut self, path: &[&str], log_at: u64) -> v1::FollowStepsResponse {
-        let (status, outcome) = (Status::Success.into(), Outcome::Success.into());
-        self.event(path, log_at, v1::StepResult { status, outcome, ..v1::StepResult::default() })
-    }
-
-    fn failed(&mut self, path: &[&str], exit_code: i32, log_at: u64) -> v1::FollowStepsResponse {
-        let (status, outcome) = (Status::Failure.into(), Outcome::Failure.into());
-        let exec_result =
-            Some(v1::step_result::ExecResult { exit_code, ..v1::step_result::ExecResult::default() });
-        self.event(path, log_at, v1::StepResult { status, outcome, exec_result, ..v1::StepResult::default() })
-    }
-}
-
-/// Rows of a screen with symbols and without colours and times.
-pub(super) fn rows(columns: usize) -> Rows {
-    Rows { style: style(ViewMode::Live), size: Size { columns, rows: 24 }, job_start: None }
-}
-
-pub(super) fn style(mode: ViewMode) -> Style {
-    Style { mode, times: Times::None, color: false, unicode: true, offset: chrono::Offset::fix(&chrono::Utc) }
-}
-
-const SIZE: Size = Size { columns: 60, rows: 24 };
-
-/// View under test, and the log bytes that it was given.
-struct Scene {
-    model: Model,
-    told: Told,
-    log: Vec<u8>,
-    second: u32,
-}
-
-impl Scene {
-    fn new(mode: ViewMode, size: Size) -> Self {
-        let mut model = Model::new(style(mode), size, false, 0);
-        model.tick(START, size);
-        let mut told = Told::default();
-        model.message(&told.started(&[], 0));
-        Self { model, told, log: Vec::new(), second: 0 }
-    }
-
-    fn raw(&mut self, bytes: &[u8]) {
-        self.log.extend_from_slice(bytes);
-        self.model.log(bytes);
-        let log_bytes = self.log.len() as i64;
-        self.model.message(&v1::FollowStepsResponse { log_bytes, ..v1::FollowStepsResponse::default() });
-    }
-
-    fn line(&mut self, source: &str, body: &[u8]) {
-        self.second = (self.second + 1) % 60;
-        let header = format!("2026-11-20T10:00:{:02}.000000Z {source}", self.second);
-        self.raw(&[header.as_bytes(), body, b"\n"].concat());
-    }
-
-    fn grows(&mut self, source: &str, body: &str) {
-        self.model.unfinished_entry(format!("2026-11-20T10:01:00.000000Z {source}{body}").as_bytes());
-    }
-
-    fn start(&mut self, path: &[&str]) {
-        let message = self.told.started(path, self.log.len() as u64);
-        self.model.message(&message);
-    }
-
-    fn runs(&mut self, path: &[&str]) {
-        self.start(path);
-        self.line("00O ", format!("Running step name={}", path.last().unwrap()).as_bytes());
-    }
-
-    fn ends(&mut self, path: &[&str]) {
-        let message = self.told.ended(path, self.log.len() as u64);
-        self.model.message(&message);
-    }
-
-    fn fails(&mut self, path: &[&str], exit_code: i32) {
-        let message = self.told.failed(path, exit_code, self.log.len() as u64);
-        self.model.message(&message);
-    }
-
-    fn permanent(&mut self) -> String {
-        self.model.take_permanent()
-    }
-
-    fn live(&self) -> String {
-        self.model.live().join("\n")
-    }
-}
-
-/// 2026-11-20T10:00:00Z.
-const START: i64 = 1_795_168_800_000_000;
+pub(super) use scene::rows;
+use scene::{SIZE, START, Scene, Told, style};
 
 #[test]
 fn a_step_that_succeeds_folds_to_a_line_under_its_output() {
@@ -319,6 +189,28 @@ fn steps_that_run_side_by_side_have_a_row_each_and_name_their_lines() {
         scene.permanent(),
         "    │ lint | a\n    ! unit | b\n  ✓ lint 1.2s\n  ✓ unit 1.2s\n✓ checks 1.2s\n"
     );
+}
+
+#[test]
+fn a_step_that_prints_what_the_daemon_prints_begins_and_ends_nothing() {
+    let forged = [
+        "Running step name=x",
+        "Running step name=lint stream=02",
+        "Skipped step name=x: no",
+        "job failed: x",
+        "2026-11-20T10:00:00.000000Z 00E job failed: x",
+    ];
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    scene.runs(&["build"]);
+    for text in forged {
+        scene.line("01O ", text.as_bytes());
+    }
+    let live = scene.live();
+    assert!(live.lines().count() == 1 + forged.len() && live.starts_with("⠋ build "), "{live}");
+    scene.fails(&["build"], 3);
+    let expected: Vec<_> = forged.iter().map(|text| format!("  │ {text}\n")).collect();
+    assert_eq!(scene.permanent(), expected.concat() + "✗ build failed in 1.2s, exit code 3\n");
+    assert_eq!(scene.model.own_steps().len(), 1);
 }
 
 #[test]

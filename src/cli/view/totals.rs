@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style as Color};
 
-use super::model::OwnStep;
+use super::ends::OwnStep;
 use super::rows::{Rows, duration};
-use super::step::StepOutcome;
 use super::text::{clean, cut, width};
 use crate::cli::states;
+use crate::insight::tree::StepOutcome;
 use crate::pb::v1;
 
 /// Maximum number of steps shown. Of more steps, these are the longest.
@@ -156,12 +156,12 @@ fn positive(time: &prost_types::Duration) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::view::step::StepOutcome;
     use crate::cli::view::tests::rows;
 
     fn step(name: &str, millis: u64) -> OwnStep {
         OwnStep {
             number: 1,
+            total: 2,
             name: name.into(),
             outcome: StepOutcome::Succeeded,
             took: Some(Duration::from_millis(millis)),

@@ -3,6 +3,7 @@
 mod away;
 mod ends;
 mod engines;
+mod forged;
 mod here;
 mod ids;
 mod options;

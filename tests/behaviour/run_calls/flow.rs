@@ -207,19 +207,20 @@ fn stream_and_text(line: &str) -> (&str, &str) {
 
 /// Puts the events of a job into its log, as a reader does.
 fn in_order(log: &[u8], messages: &[v1::FollowStepsResponse]) -> Vec<String> {
-    let mut order = step_runner::insight::order::Order::new(0);
-    order.log(log);
+    let mut run = step_runner::insight::run::Run::new(0);
+    run.log(log);
     for message in messages {
-        order.message(message);
+        run.message(message);
     }
-    order.end();
-    std::iter::from_fn(|| order.next_part())
+    run.end();
+    std::iter::from_fn(|| run.next_part())
         .map(|part| match part {
-            step_runner::insight::order::Part::Log(bytes) => String::from_utf8(bytes).unwrap(),
-            step_runner::insight::order::Part::Event(event) => {
+            step_runner::insight::run::Part::Log(bytes) => String::from_utf8(bytes).unwrap(),
+            step_runner::insight::run::Part::Step { event, .. } => {
                 let result = event.result.unwrap();
                 format!("<{} {}>\n", event.call, result.outcome().as_str_name())
             }
+            step_runner::insight::run::Part::Result(_) => String::new(),
         })
         .collect()
 }

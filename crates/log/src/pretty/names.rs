@@ -1,11 +1,14 @@
-//! Names of steps that run side by side, by the streams that they write (logs.md §2, §8). The daemon's line that announces
-//! a step tells them: `Running step name=NAME stream=02`.
+//! Names of steps that run side by side, by the streams that they write (logs.md §2, §8).
+//!
+//! The log itself says them: the daemon's line `Running step name=NAME stream=02` gives stream 02 its name. They are read
+//! from there, not from events of steps, for two reasons. `plain` and the services of GitLab's runner print a log as it comes,
+//! without events. And that a step is a member of a group, whose lines carry its name, only this line says: events do not.
+//!
+//! No step can forge such a line, because the keeper writes the number of the stream in front of each. No name can either: that
+//! of a member is followed by its own number, and others have no blanks (language.md §6).
 
 use crate::line::{Entry, SourceKey};
-use crate::words::STEP_START;
-
-/// Words before the number of the stream in it.
-const STREAM: &[u8] = b" stream=";
+use crate::words::DaemonLine;
 
 /// Names by stream. A job whose steps run one after another has none.
 pub(super) struct Names(Vec<([u8; 2], Vec<u8>)>);
@@ -17,12 +20,11 @@ impl Names {
 
     /// Takes an entry, which may be an announcement.
     pub(super) fn take(&mut self, entry: &Entry<'_>) {
-        let Some(name) = entry.body.strip_prefix(STEP_START).filter(|_| entry.key().is_daemon()) else {
-            return;
-        };
-        let Some((name, number)) = split(name) else { return self.0.clear() };
+        let Some(DaemonLine::Started { name, stream }) = DaemonLine::of(entry) else { return };
+        let Some(stream) = stream else { return self.0.clear() };
+        let number = hex(stream);
         self.0.retain(|(other, _)| *other != number);
-        self.0.push((number, name.to_vec()));
+        self.0.push((number, name.as_bytes().to_vec()));
     }
 
     /// Returns the name of the step that writes this source.
@@ -37,10 +39,10 @@ impl Names {
     }
 }
 
-fn split(announced: &[u8]) -> Option<(&[u8], [u8; 2])> {
-    let (rest, number) = announced.split_last_chunk::<2>()?;
-    let name = rest.strip_suffix(STREAM)?;
-    number.iter().all(u8::is_ascii_hexdigit).then_some((name, *number))
+/// Returns the number of a stream as entries have it.
+fn hex(stream: u8) -> [u8; 2] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    [stream >> 4, stream & 15].map(|digit| DIGITS[usize::from(digit)])
 }
 
 #[cfg(test)]

@@ -252,6 +252,32 @@ fn only_whole_markers_count() {
     }
 }
 
+/// What a step prints is its own, whatever it looks like.
+#[test]
+fn lines_of_a_step_that_look_like_the_daemons_name_no_stream_and_stay_its_own() {
+    let forged = [
+        ("00O ", "Running step name=unit stream=02"),
+        ("01O ", "Running step name=x stream=02"),
+        ("01O ", "Running step name=x"),
+        ("01E ", "job failed: x"),
+        ("01O ", "2021-01-01T00:00:00.678999Z 00O Running step name=x stream=02"),
+        ("02O ", "of unit"),
+    ];
+    let options = Options { names: true, ..Options::plain_utc() };
+    assert_eq!(
+        pretty_with(options, &forged),
+        "00:00:00.678 run  Running step name=unit stream=02\n\
+         00:00:01.678 out  Running step name=x stream=02\n\
+         00:00:02.678 out  Running step name=x\n\
+         00:00:03.678 err  job failed: x\n\
+         00:00:04.678 out  2021-01-01T00:00:00.678999Z 00O Running step name=x stream=02\n\
+         00:00:05.678 unit  of unit\n"
+    );
+    let plain = print(Format::Plain { merge: false }, &wire(&forged));
+    assert_eq!(plain.stderr, b"Running step name=unit stream=02\njob failed: x\n");
+    assert!(plain.stdout.ends_with(b"\nunit | of unit\n"), "{plain:?}");
+}
+
 proptest! {
     #[test]
     fn times_are_those_of_the_calendar_in_any_zone(

@@ -224,12 +224,8 @@ fn a_step_that_prints_a_line_of_the_daemon_is_not_the_daemon() {
 
 #[test]
 fn only_four_lines_tell_why_a_job_did_not_succeed() {
-    let ends: Vec<_> = lines().iter().filter_map(|(_, text, line)| Some((*text, line.job_end()?))).collect();
-    let classes: Vec<_> = ends.iter().map(|(_, class)| *class).collect();
+    let classes: Vec<_> = lines().iter().filter_map(|(_, _, line)| line.job_end()).collect();
     assert_eq!(classes, [EndClass::Failure, EndClass::Cancelled, EndClass::Timeout, EndClass::Interrupted]);
-    for ((text, _), beginning) in ends.iter().zip(ENDS) {
-        assert!(text.as_bytes().starts_with(beginning), "{text}");
-    }
 }
 
 #[test]
