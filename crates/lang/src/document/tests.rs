@@ -242,7 +242,11 @@ fn a_request_has_one_of_three_shapes() {
     }
     for (text, message) in [
         ("", "<steps>:1:1: no steps: the text is empty"),
-        ("5", "<steps>:1:1: expected a list of steps or a mapping, got a number"),
+        (
+            "5",
+            "<steps>:1:1: expected a list of steps or a mapping, got a number (write a list of steps, such as \
+             `- {name: hello, script: echo hello}`)",
+        ),
         ("[]", "<steps>:1:1: run: the list of steps is empty"),
         ("spec: {}\n", "<steps>:2:1: definition missing: expected a second document after ---"),
     ] {
