@@ -205,7 +205,7 @@ impl SourceFile {
     fn code(&self) -> String {
         let tests = ["#[cfg(test)]\nmod tests {", "#[cfg(test)]\npub(super) mod tests {"];
         let end = tests.iter().filter_map(|tests| self.text.find(tests)).min().unwrap_or(self.text.len());
-        let code = &self.text[..end];
+        let code = self.text.get(..end).unwrap();
         let code: Vec<_> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         code.join("\n")
     }
