@@ -186,7 +186,8 @@ impl JobActor {
         let mut stored: Vec<Pin<Box<dyn Future<Output = MaskedResult>>>> = Vec::new();
         for Noted { note, is_new, result } in notes {
             if is_new {
-                stored.push(Box::pin(self.last_event(*note)));
+                // The machine knows the log's length at the last exit. What was running has written on.
+                stored.push(Box::pin(self.last_event(*note, None)));
             }
             if let Some(result) = result {
                 self.view.update(|state| state.steps_done += 1);
@@ -194,7 +195,7 @@ impl JobActor {
             }
         }
         if let Some(note) = root.event {
-            stored.push(Box::pin(self.last_event(*note)));
+            stored.push(Box::pin(self.last_event(*note, None)));
         }
         if let Some(root) = root.result {
             stored.push(Box::pin(self.encoded(*root)));
