@@ -6,10 +6,11 @@ use std::path::PathBuf;
 
 use indexmap::IndexMap;
 
+use super::interrupts::{Interrupts, OnInterrupt};
 use super::output::OutputOptions;
 use super::results::{self, Readers};
 use super::selection::new_id;
-use super::session::{self, FinishedJob, Interrupts, OnInterrupt};
+use super::session::{self, FinishedJob};
 use super::{CommandResult, Verbosity, private, run};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Request};
@@ -88,7 +89,7 @@ async fn run_with(
     let ended = Box::pin(session::follow(&client, &job.id, 0, display, interrupts, verbosity)).await?;
     if let Some(path) = arguments.results_file() {
         let readers = Readers::OfFirstStepRunner;
-        results::write_root(path, &ended, readers, interrupts).await?;
+        results::write_root(path, ended.root.clone(), &ended.status, readers, interrupts).await?;
     }
     Ok(ended)
 }

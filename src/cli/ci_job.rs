@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 
-use super::job::read_text;
 use super::terminal;
+use super::text_file::read_text;
 use crate::ci::file::{self, CiFile, Source};
 use crate::ci::plan::Images;
 use crate::ci::variables::{Facts, Level, dotenv};

@@ -1,20 +1,11 @@
 //! Display of a job that is followed: a stream of bytes or events, or the live view of a terminal.
 
-use super::output::Stream;
+use super::stream::{Seen, Stream};
 use super::view::View;
 use super::{terminal, view};
 use crate::error::Failure;
 use crate::insight::tree::Tree;
 use crate::pb::v1;
-
-/// Output of steps that was printed to the place where stderr goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    None,
-    /// Only what the steps wrote to stderr.
-    Stderr,
-    All,
-}
 
 pub(super) enum Display {
     /// Lines, for scripts, files and pipes.

@@ -12,22 +12,16 @@ use super::check::Precheck;
 use super::ci_job;
 use super::excerpt::{self, Lines};
 use super::inputs::Untyped;
+use super::made::{beginning_of, escape, is_reference, shown};
 use super::{inputs, terminal};
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Body, Invocation, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::document::{REQUEST_LIMIT, parse_function, parse_request};
 use crate::lang::reference::DEFINITION_FILES;
-use crate::lang::template;
 use crate::plan::check::calling_steps;
 
 const STDIN: &str = "<stdin>";
-
-/// Name of the document that was made of a job of a CI file.
-pub(super) const PLANNED: &str = "<job>";
-
-/// Documents that nobody wrote: their lines mean nothing to people.
-const MADE: [&str; 2] = [PLANNED, "<run>"];
 
 /// Remedy for a target that does not exist.
 const TARGETS: &str = "name a function file, a folder that holds one, a reference, or - for stdin";
@@ -163,17 +157,6 @@ pub(super) fn not_utf8(file: &str, error: &FromUtf8Error) -> Diagnostic {
         .with_help("save the file as UTF-8")
 }
 
-/// True if `target` can only be a reference, by its scheme, revision, or registry (language.md §7).
-fn is_reference(target: &str) -> bool {
-    let local = target.starts_with(['.', '/']);
-    !local
-        && (target.contains("://")
-            || target.contains('@')
-            || target
-                .split_once('/')
-                .is_some_and(|(registry, _)| registry == "localhost" || registry.contains(['.', ':'])))
-}
-
 /// Makes a list of one step named `run`, which gets the inputs.
 fn from_reference(reference: &str, inputs: &[String]) -> Result<Document, Failure> {
     let mut given = BTreeMap::new();
@@ -196,27 +179,6 @@ fn from_reference(reference: &str, inputs: &[String]) -> Result<Document, Failur
     Ok(Document { text, name: reference.to_owned(), inputs: Vec::new() })
 }
 
-/// Returns the beginning of the list of one step that calls `reference`.
-fn beginning_of(reference: &str) -> String {
-    format!("[{{\"name\": \"run\", \"func\": {}", escape(Value::from(reference)))
-}
-
-/// True if the document was made from the reference that is its name. Places and names inside it then mean nothing to
-/// people.
-pub(super) fn is_of_reference(text: &str, name: &str) -> bool {
-    is_reference(name) && text.starts_with(&beginning_of(name))
-}
-
-/// Escapes a literal value: values in a steps document are templates (language.md §8).
-fn escape(value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(template::quote(&text)),
-        Value::Array(items) => items.into_iter().map(escape).collect(),
-        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, escape(value))).collect(),
-        other => other,
-    }
-}
-
 /// Returns the local references in the steps of a document, normalised.
 pub(super) fn local_references(text: &str, file: &str) -> Vec<String> {
     let Ok(function) = parse_request(text, file) else { return Vec::new() };
@@ -231,13 +193,6 @@ pub(super) fn local_references(text: &str, file: &str) -> Vec<String> {
 fn with_inputs(text: String, name: String, inputs: &[String]) -> Result<Document, Failure> {
     let inputs = inputs::read(&text, &shown(&name), inputs)?;
     Ok(Document { text, name, inputs })
-}
-
-/// Splits `NAME=VALUE`. The error never quotes the value.
-pub(super) fn split_pair<'a>(pair: &'a str, option: &str) -> Result<(&'a str, &'a str), Failure> {
-    pair.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
-        Failure::new(Exit::Usage, format!("--{option} wants NAME=VALUE, with a name before the `=`"))
-    })
 }
 
 /// Shows the findings as `check` does and returns the failure. Each document comes with its text, if that could be
@@ -259,18 +214,6 @@ pub(super) fn refused(documents: &[(&[Diagnostic], Option<&str>)]) -> Failure {
     })
 }
 
-/// True if the document was made by this program, so that its lines mean nothing to people.
-pub(super) fn is_made(file: &str) -> bool {
-    MADE.contains(&file)
-}
-
-/// Returns the name of a document for people: relative to the current folder if it lies below.
-pub(super) fn shown(file: &str) -> String {
-    let folder = std::env::current_dir().unwrap_or_default();
-    let file = Path::new(file);
-    file.strip_prefix(folder).unwrap_or(file).display().to_string()
-}
-
 fn refuse(message: String) -> Failure {
     Failure::new(Exit::Refused, message)
 }
@@ -278,6 +221,7 @@ fn refuse(message: String) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::made::is_of_reference;
 
     #[test]
     fn a_reference_is_a_list_of_one_step_with_literal_inputs() {

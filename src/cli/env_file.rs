@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::job::read_text;
+use super::text_file::read_text;
 use crate::error::{Exit, Failure};
 
 /// Reads the variables in a file. `lookup` knows the caller's environment. Errors name the line, and never a value.

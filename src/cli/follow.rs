@@ -1,9 +1,10 @@
 //! `step-runner follow`.
 
 use super::connection::ConnectionOptions;
+use super::interrupts::{Interrupts, OnInterrupt};
 use super::output::OutputOptions;
 use super::selection::OneJob;
-use super::session::{self, Interrupts, OnInterrupt};
+use super::session;
 use super::writer::Writer;
 use super::{CommandResult, Verbosity, results, terminal};
 use crate::client::Client;

@@ -2,8 +2,8 @@
 
 use serde_json::Value as Json;
 
-use super::document::split_pair;
 use super::excerpt::{self, Lines};
+use super::pairs::split_pair;
 use super::terminal;
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Declaration, Function};

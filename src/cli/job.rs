@@ -1,7 +1,6 @@
 //! Options of `run` and `submit` that describe the job, and the request made from them.
 
 use std::ffi::OsString;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,15 +9,17 @@ use indexmap::IndexMap;
 use super::Verbosity;
 use super::check::{Allowed, Precheck};
 use super::connection::parse_id;
-use super::document::{self, Document, split_pair};
+use super::document::{self, Document};
 use super::limits::{self, Limit};
-use super::{env_file, pairs, secrets, selection};
+use super::pairs::{self, split_pair};
+use super::text_file::read_text;
+use super::{env_file, made, secrets, selection};
 use crate::ci::plan::Plan;
 use crate::ci::variables::{Defined, Level};
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
-use crate::variables::{MAX_TOTAL, escape};
+use crate::variables::escape;
 
 /// Options that describe a job. Values can be secrets, so there is no `Debug`.
 #[derive(clap::Args)]
@@ -151,7 +152,7 @@ impl JobOptions {
             _ => selection::new_id()?,
         };
         let mut request = Request::new(id, plan.steps)
-            .file(document::PLANNED)
+            .file(made::PLANNED)
             .work_dir(project.display().to_string())
             .private_file_variables()
             .cleanup_timeout(plan.cleanup_timeout);
@@ -414,19 +415,6 @@ fn own_value(name: &str, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<S
     }
     let value = lookup(name).ok_or("there is no variable of this name in the environment")?;
     value.into_string().map_err(|_| "the value of this variable is not UTF-8".to_owned())
-}
-
-/// Reads a text for `option`. Errors do not add the path: for an option with a secret, the text itself may stand in its
-/// place (masking.md §7).
-pub(super) fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_TOTAL as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|error| unusable(option, &format!("the file cannot be read: {error}")))?;
-    if bytes.len() > MAX_TOTAL {
-        return Err(unusable(option, &format!("the file is longer than {} MiB", MAX_TOTAL >> 20)));
-    }
-    String::from_utf8(bytes).map_err(|_| unusable(option, "the file is not UTF-8"))
 }
 
 #[cfg(test)]

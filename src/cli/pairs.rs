@@ -1,6 +1,13 @@
-//! Reads several `NAME=VALUE` in one argument, as GitLab's first step runner takes them: `--inputs`, `--job`.
+//! Reads `NAME=VALUE`, and several in one argument, as GitLab's first step runner takes them: `--inputs`, `--job`.
 
 use crate::error::{Exit, Failure};
+
+/// Splits `NAME=VALUE`. The error never quotes the value.
+pub(super) fn split_pair<'a>(pair: &'a str, option: &str) -> Result<(&'a str, &'a str), Failure> {
+    pair.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+        Failure::new(Exit::Usage, format!("--{option} wants NAME=VALUE, with a name before the `=`"))
+    })
+}
 
 /// Returns all pairs in the arguments of an option. Errors never quote an argument: values may be secrets.
 pub(super) fn read(arguments: &[String], option: &str) -> Result<Vec<String>, Failure> {

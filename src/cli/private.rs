@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use super::session::Interrupts;
+use super::interrupts::Interrupts;
 use crate::app::PrivateDaemon;
 use crate::config::{Config, EnvBase};
 use crate::error::{Exit, Failure};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::session::{FinishedJob, Interrupts};
+use super::interrupts::Interrupts;
 use super::states;
 use super::states::printable;
 use super::terminal;
@@ -241,15 +241,15 @@ pub(super) fn is_debugged() -> bool {
         .is_ok_and(|text| matches!(&*text, "1" | "t" | "T" | "true" | "TRUE" | "True"))
 }
 
-/// Writes the results of `ended` to `path`, unless a signal comes first: a pipe may have no reader. If the job has failed, a file
+/// Writes the results of a job that ended with `status` to `path`, unless a signal comes first: a pipe may have no reader. If the job has failed, a file
 /// that cannot be written is only reported, because the exit code tells how the job ended.
 pub(super) async fn write_root(
     path: PathBuf,
-    ended: &FinishedJob,
+    root: Option<v1::StepResult>,
+    status: &v1::Status,
     readers: Readers,
     interrupts: &mut Interrupts,
 ) -> Result<(), Failure> {
-    let root = ended.root.clone();
     let writing = tokio::task::spawn_blocking(move || {
         let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;
         write(&path, &root, readers)
@@ -258,7 +258,7 @@ pub(super) async fn write_root(
         writing.await.unwrap_or_else(|_| Err(Failure::new(Exit::Defect, "writing the results failed")))
     };
     match interrupts.unless_interrupted(written).await {
-        Err(failure) if !failure.exit().is_by_signal() && ended.code(interrupts) != 0 => {
+        Err(failure) if !failure.exit().is_by_signal() && interrupts.code(status) != 0 => {
             terminal::say(&format!("step-runner: {failure}"));
             Ok(())
         }

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use super::ci_job::{self, CiJobs, CiOptions, Configuration, ListFormat};
 use super::connection::ConnectionOptions;
 use super::document;
+use super::interrupts::{Interrupts, LAST_ANSWER_WAIT, OnInterrupt};
 use super::job::{JobOptions, Phrases};
 use super::output::OutputOptions;
 use super::plan;
 use super::private;
 use super::results::{self, Readers};
-use super::session::{self, FinishedJob, Interrupts, LAST_ANSWER_WAIT, OnInterrupt};
-use super::{CommandResult, Verbosity, states, terminal, watch};
+use super::session::{self, FinishedJob};
+use super::{CommandResult, Verbosity, made, states, terminal, watch};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Error, Request};
 use crate::config::EnvBase;
@@ -261,7 +262,7 @@ fn accepted(
 ) -> Result<(), Failure> {
     let Err(error) = answer else { return Ok(()) };
     let findings = match &error {
-        Error::Refused(_) => shown_findings(request.steps(), &document::shown(request.file_name())),
+        Error::Refused(_) => shown_findings(request.steps(), &made::shown(request.file_name())),
         _ => None,
     };
     Err(findings.unwrap_or_else(|| refused(error)))
@@ -429,7 +430,7 @@ async fn to_the_end(
     let ended = Box::pin(session::follow(client, request.id(), 0, display, interrupts, verbosity)).await?;
     if let Some(path) = arguments.results_file() {
         let readers = Readers::of(arguments.write_steps_results || arguments.results.is_none());
-        results::write_root(path, &ended, readers, interrupts).await?;
+        results::write_root(path, ended.root.clone(), &ended.status, readers, interrupts).await?;
     }
     Ok(ended)
 }

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::display::{Display, Seen};
-use super::summary::{Detail, SummaryReason, Tail};
+use super::display::Display;
+use super::interrupts::{Interrupts, LAST_ANSWER_WAIT, OnInterrupt, next_signal};
+use super::stream::Seen;
+use super::summary::{Detail, SummaryReason};
+use super::tail::Tail;
 use super::{Verbosity, end, results, summary, terminal};
 use crate::client::{Absence, Client, Error, Event, Request};
 use crate::error::{Exit, Failure};
 use crate::insight::tree::Tree;
 use crate::model::{JobId, text};
 use crate::pb::v1;
-use crate::process::is_signal_ignored;
-use rustix::process::Signal as Kind;
 
 /// Longest wait for the end of the results after the end of the log. They are complete by then (service.md §6.1).
 const RESULTS_AFTER_LOG: Duration = Duration::from_secs(10);
@@ -29,133 +29,6 @@ const AWAY: Duration = Duration::from_secs(2);
 
 /// Up to this distance a moment is shown as a time of day alone.
 const DAY: chrono::TimeDelta = chrono::TimeDelta::days(1);
-
-/// Longest wait for a last answer of the daemon, for example after Ctrl-C.
-pub(super) const LAST_ANSWER_WAIT: Duration = Duration::from_secs(1);
-
-/// Effect of Ctrl-C.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OnInterrupt {
-    /// Cancels the job and waits for its end. A second one ends the command at once. SIGTERM and SIGHUP do the same.
-    Cancel,
-    /// Ends the command; the job goes on. SIGTERM and SIGHUP keep their default action, except SIGTERM under a live
-    /// view.
-    Leave,
-}
-
-/// Ctrl-C and the other signals that tell a command to end, caught from the creation of this value on.
-pub(super) struct Interrupts {
-    signals: Signals,
-    /// Ctrl-Z, caught if a live view has to be removed first.
-    stop: Option<Signal>,
-    action: OnInterrupt,
-    seen: Option<Exit>,
-    /// Remedy of a command that leaves its job alone.
-    remedy: Option<String>,
-}
-
-/// `None` for a signal that is not caught.
-struct Signals {
-    interrupt: Signal,
-    terminate: Option<Signal>,
-    hang_up: Option<Signal>,
-}
-
-impl Signals {
-    async fn next(&mut self) -> Exit {
-        tokio::select! {
-            _ = self.interrupt.recv() => Exit::Interrupted,
-            () = next(&mut self.terminate) => Exit::Terminated,
-            () = next(&mut self.hang_up) => {
-                // A terminal that closes sends it more than once, and so does who passes it on. Nobody is impatient.
-                self.hang_up = None;
-                Exit::HungUp
-            }
-        }
-    }
-}
-
-async fn next(signal: &mut Option<Signal>) {
-    match signal {
-        Some(signal) => drop(signal.recv().await),
-        None => std::future::pending().await,
-    }
-}
-
-impl Interrupts {
-    pub(super) fn new(action: OnInterrupt) -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Failure, error));
-        let cancels = action == OnInterrupt::Cancel;
-        // A SIGHUP that is ignored at the start stays ignored, as nohup wants it.
-        let hang_up = cancels && !is_signal_ignored(rustix::process::Signal::HUP);
-        let signals = Signals {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: cancels.then(|| listen(SignalKind::terminate())).transpose()?,
-            hang_up: hang_up.then(|| listen(SignalKind::hangup())).transpose()?,
-        };
-        Ok(Self { signals, stop: None, action, seen: None, remedy: None })
-    }
-
-    /// Sets the remedy shown after Ctrl-C, for a command that leaves its job alone.
-    pub(super) fn set_remedy(&mut self, remedy: String) {
-        self.remedy = Some(remedy);
-    }
-
-    /// Also listens for the signals that would leave a live view on the screen.
-    fn for_view(&mut self) -> Result<(), Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Failure, error));
-        if self.signals.terminate.is_none() {
-            self.signals.terminate = Some(listen(SignalKind::terminate())?);
-        }
-        self.stop = Some(listen(SignalKind::from_raw(Kind::TSTP.as_raw()))?);
-        Ok(())
-    }
-
-    /// Does `work`, unless a signal comes first.
-    pub(super) async fn unless_interrupted<T>(
-        &mut self,
-        work: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        tokio::select! {
-            done = work => done,
-            exit = self.signals.next() => Err(self.interrupted(exit)),
-        }
-    }
-
-    /// Submits a job by `work`. After a signal the daemon has [`LAST_ANSWER_WAIT`] to answer. A job that it has started
-    /// by then is cancelled, as if the signal had come a moment later.
-    pub(super) async fn while_submitting<T>(
-        &mut self,
-        work: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        tokio::pin!(work);
-        let first = tokio::select! {
-            done = &mut work => return done,
-            exit = self.signals.next() => exit,
-        };
-        self.seen = Some(first);
-        tokio::select! {
-            done = work => done,
-            () = sleep(LAST_ANSWER_WAIT) => Err(self.interrupted(first)),
-            exit = self.signals.next() => Err(self.interrupted(exit)),
-        }
-    }
-
-    /// Returns the first signal that has come.
-    pub(super) fn seen(&self) -> Option<Exit> {
-        self.seen
-    }
-
-    /// Returns the failure that ends a command at once. It tells the first signal, whichever the second is.
-    fn interrupted(&self, exit: Exit) -> Failure {
-        let exit = self.seen.unwrap_or(exit);
-        let what = if exit == Exit::Interrupted { "interrupted" } else { "told to end" };
-        match &self.remedy {
-            Some(remedy) => Failure::new(exit, format!("{what}; the job goes on")).with_remedy(remedy),
-            None => Failure::new(exit, what),
-        }
-    }
-}
 
 /// A job that has been followed to its end.
 pub(super) struct FinishedJob {
@@ -173,7 +46,7 @@ pub(super) struct FinishedJob {
 
 impl FinishedJob {
     pub(super) fn code(&self, interrupts: &Interrupts) -> u8 {
-        interrupts.seen().map_or_else(|| end::code(&self.status), Exit::code)
+        interrupts.code(&self.status)
     }
 
     /// Prints on stderr why the job failed, or what it returned. `request` is given if it was submitted here.
@@ -186,13 +59,13 @@ impl FinishedJob {
         };
         let lines = match (&self.root, end::code(&self.status)) {
             // Its end by the caller's own signal is no error.
-            _ if verbosity.quiet && interrupts.seen.is_some() => Vec::new(),
+            _ if verbosity.quiet && interrupts.seen().is_some() => Vec::new(),
             (_, 0) if verbosity.quiet => Vec::new(),
             (Some(root), 0) if self.shows_outputs => results::outputs(root),
             (_, 0) => Vec::new(),
             (root, _) => {
                 let reason = if self.is_told { SummaryReason::AlreadyShown } else { SummaryReason::Message };
-                let reason = if interrupts.seen.is_some() { SummaryReason::ByUser } else { reason };
+                let reason = if interrupts.seen().is_some() { SummaryReason::ByUser } else { reason };
                 summary::lines(&self.status, root.as_ref(), &self.tail, request, reason, detail)
             }
         };
@@ -257,7 +130,7 @@ async fn follow_with(
     let cancel = client.cancel(id);
     tokio::pin!(cancel);
     let mut cancelling = false;
-    if let Some(exit) = interrupts.seen {
+    if let Some(exit) = interrupts.seen() {
         cancelling = true;
         say_cancelling(display, exit, verbosity)?;
     }
@@ -304,7 +177,7 @@ async fn follow_with(
             }
             () = sleep_until(silence), if display.is_silent() => display.events_end()?,
             drawn = display.frame() => drawn?,
-            () = next(&mut interrupts.stop) => display.suspend().await,
+            () = next_signal(&mut interrupts.stop) => display.suspend().await,
             () = sleep_until(patience), if status.is_some() => {
                 results_open = false;
                 display.events_end()?;
@@ -318,7 +191,7 @@ async fn follow_with(
                 }
             }
             exit = interrupts.signals.next() => {
-                if interrupts.seen.is_some() || interrupts.action == OnInterrupt::Leave {
+                if interrupts.seen().is_some() || interrupts.action == OnInterrupt::Leave {
                     return Err(interrupts.interrupted(exit));
                 }
                 interrupts.seen = Some(exit);

@@ -2,26 +2,21 @@
 
 use anstyle::AnsiColor;
 
-mod tail;
-
-use super::document;
 use super::end;
 use super::excerpt::{self, Lines};
+use super::made;
 use super::states::printable;
 use super::stopped::{self, ShellReport};
+use super::tail::{StepOutput, Tail};
 use super::written::{Program, Written};
 use crate::client::Request;
 use crate::insight::cause::deciding;
 use crate::lang::diagnostic::Position;
 use crate::model::CancelCause;
 use crate::pb::v1;
-pub(super) use tail::{StepOutput, Tail};
 
 /// Longest path of steps that is shown whole.
 const NAMED: usize = 12;
-
-/// Longest line shown, in characters.
-pub(super) const LINE_LENGTH: usize = 500;
 
 /// Reason in the first line of the summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +76,7 @@ fn place(
         let line = stopped::step_line(request.steps(), request.file_name(), path.first()?)?;
         Some((request.file_name(), line, Some(request.steps().to_owned())))
     };
-    let (file, line, text) = told.or_else(own).filter(|(file, ..)| !document::is_made(file))?;
+    let (file, line, text) = told.or_else(own).filter(|(file, ..)| !made::is_made(file))?;
     let exact = written.zip(stopped.at).and_then(|(written, at)| match &written.program {
         Program::Command => None,
         Program::Script { text: script, .. } => {
@@ -89,7 +84,7 @@ fn place(
         }
         Program::Commands(_) => stopped::command_line_in(text.as_deref()?, file, line, at),
     });
-    Some(format!("{}:{}", document::shown(file), exact.unwrap_or(line)))
+    Some(format!("{}:{}", made::shown(file), exact.unwrap_or(line)))
 }
 
 /// Returns the line of the job's document that `message` names as `FILE:LINE:COLUMN: `, with a pointer.
@@ -99,7 +94,7 @@ fn excerpt(request: &Request, message: &str) -> Option<String> {
     let mut numbers = place.split(':').map(str::parse);
     let (Some(Ok(line)), Some(Ok(column))) = (numbers.next(), numbers.next()) else { return None };
     let lines = Lines::of(request.steps());
-    Some(excerpt::point(&document::shown(file), Position { line, column }, &lines, true))
+    Some(excerpt::point(&made::shown(file), Position { line, column }, &lines, true))
 }
 
 /// Returns the steps that a message names before the error itself. One that could not be loaded has no result.
@@ -154,8 +149,7 @@ pub(super) fn lines(
         _ => "failed",
     };
     let reference = request.map(Request::file_name);
-    let reference =
-        reference.filter(|name| request.is_some_and(|r| document::is_of_reference(r.steps(), name)));
+    let reference = reference.filter(|name| request.is_some_and(|r| made::is_of_reference(r.steps(), name)));
     let message = match reference {
         Some(name) => without_places(&status.message, name),
         None => status.message.clone(),
@@ -265,8 +259,8 @@ fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::tail::tests::{entry, told};
     use super::*;
+    use crate::cli::tail::tests::{entry, told};
     use crate::insight::tree::Tree;
     use v1::step_result::{ExecResult, Status};
 

@@ -155,7 +155,7 @@ pub(super) fn say_wrapped(line: &str) {
     let hang = hanging(line).min(columns / 2);
     let (label, text) = line.split_at_checked(hang).unwrap_or(("", line));
     let mut label = label.to_owned();
-    super::view::wrap(text, columns - label.len(), |part| {
+    super::text::wrap(text, columns - label.len(), "", |part| {
         say(&format!("{label}{part}"));
         label = " ".repeat(label.len());
     });

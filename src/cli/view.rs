@@ -15,7 +15,6 @@ mod sections;
 mod stamps;
 #[cfg(test)]
 mod tests;
-mod text;
 mod totals;
 
 use std::io::{self, IsTerminal as _};
@@ -195,11 +194,6 @@ impl Drop for View {
 /// Returns the size of the terminal. Elsewhere lines are wide, because the log viewer of a CI runner wraps by itself.
 fn size() -> Size {
     if io::stdout().is_terminal() { screen::size() } else { Size { columns: 4096, rows: 24 } }
-}
-
-/// Splits `text` into rows of at most `columns`, between words where there are any.
-pub(super) fn wrap(text: &str, columns: usize, row: impl FnMut(&str)) {
-    text::wrap(text, columns, "", row);
 }
 
 /// Returns microseconds since the epoch.

@@ -7,7 +7,7 @@ use prost_types::value::Kind;
 
 use super::states::printable;
 use super::stopped::{self, ShellReport};
-use super::summary::{LINE_LENGTH, StepOutput};
+use super::tail::{LINE_LENGTH, StepOutput};
 use crate::pb::v1;
 use v1::StepReferenceProtocol;
 

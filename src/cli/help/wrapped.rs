@@ -1,6 +1,6 @@
 //! Fits the texts of help topics to the terminal.
 
-use super::super::view;
+use super::super::text;
 
 /// Fewest blanks between a label and its text.
 const GAP: &str = "  ";
@@ -24,7 +24,7 @@ pub(super) fn fit(text: &str, columns: usize) -> String {
             rest.push_str(next.trim_start());
         }
         let mut label = label.to_owned();
-        view::wrap(&rest, columns.saturating_sub(hang).max(1), |row| {
+        text::wrap(&rest, columns.saturating_sub(hang).max(1), "", |row| {
             fitted.push_str(format!("{label}{row}").trim_end());
             fitted.push('\n');
             label = " ".repeat(hang);

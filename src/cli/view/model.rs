@@ -116,7 +116,7 @@ impl Model {
 
     /// Prints a message of this command.
     pub(super) fn say(&mut self, message: &str) {
-        let text = super::text::clean(message);
+        let text = crate::cli::text::clean(message);
         let line = Line { at: Some(self.now), origin: RowOrigin::Own, stream: 0, depth: 0, text };
         self.fold_tail(false);
         self.print(&line, false);
@@ -425,7 +425,7 @@ impl Model {
             .flatten();
         match named.filter(|name| !name.is_empty()) {
             Some(name) => {
-                Line { text: format!("{} | {}", super::text::clean(&name), line.text), depth, ..line }
+                Line { text: format!("{} | {}", crate::cli::text::clean(&name), line.text), depth, ..line }
             }
             None => Line { depth, ..line },
         }

@@ -13,7 +13,7 @@ pub(super) struct Room {
 
 /// Returns the rows that a row takes on a screen of [`NARROWEST_SCREEN`] columns.
 pub(super) fn cost(row: &str) -> usize {
-    super::text::width(row).div_ceil(NARROWEST_SCREEN).max(1)
+    crate::cli::text::width(row).div_ceil(NARROWEST_SCREEN).max(1)
 }
 
 /// Returns how many of the last rows have room. The last one always has, if there may be any.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style as Color};
 use chrono::{DateTime, FixedOffset};
 
-use super::text::{clean, cut, width, wrap};
+use crate::cli::text::{clean, cut, width, wrap};
 use crate::insight::tree::StepOutcome;
 use crate::log::line::SourceKey;
 use crate::log::words::DaemonLine;

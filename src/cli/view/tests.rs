@@ -5,7 +5,7 @@ mod scene;
 
 use super::model::Model;
 use super::rows::{self, Size, Style, Times, ViewMode};
-use super::text;
+use crate::cli::text;
 use crate::insight::tree::StepOutcome;
 use crate::pb::v1;
 use crate::pb::v1::step_result::{Outcome, Status};

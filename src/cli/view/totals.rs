@@ -6,8 +6,8 @@ use anstyle::{AnsiColor, Style as Color};
 
 use super::ends::OwnStep;
 use super::rows::{Rows, duration};
-use super::text::{clean, cut, width};
 use crate::cli::states;
+use crate::cli::text::{clean, cut, width};
 use crate::insight::tree::StepOutcome;
 use crate::pb::v1;
 
@@ -28,7 +28,7 @@ pub(super) fn lines(steps: &[OwnStep], status: &v1::Status, rows: &Rows) -> Vec<
     let totals = rows.paint(&totals(status).join(", "), Color::new().dimmed());
     let what = rows.paint("succeeded", AnsiColor::Green.on_default().bold());
     let line = format!("job {what} {totals}");
-    super::text::wrap(line.trim_end(), rows.width(), "", |row| lines.push(row.to_owned()));
+    crate::cli::text::wrap(line.trim_end(), rows.width(), "", |row| lines.push(row.to_owned()));
     lines
 }
 

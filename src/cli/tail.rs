@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
-use super::LINE_LENGTH;
 use crate::insight::tree::Tree;
 use crate::log::line::Entry;
 use crate::log::pretty::{Format, Options, Output, Printer};
 use crate::log::words::DaemonLine;
 use crate::model::LogChannel;
 use crate::pb::v1;
+
+/// Longest line shown, in characters.
+pub(super) const LINE_LENGTH: usize = 500;
 
 /// Lines of output shown.
 const LINES: usize = 20;
@@ -27,7 +29,7 @@ const STREAM_AT: usize = "2026-11-20T10:00:00.123456Z ".len();
 
 /// The last bytes of a log, and the steps of its job.
 #[derive(Default)]
-pub(in crate::cli) struct Tail {
+pub(super) struct Tail {
     bytes: Vec<u8>,
     /// Place of the first of them in the log.
     offset: u64,
@@ -38,11 +40,11 @@ pub(in crate::cli) struct Tail {
 
 impl Tail {
     /// Begins at byte `offset` of a log.
-    pub(in crate::cli) fn from(offset: u64) -> Self {
+    pub(super) fn from(offset: u64) -> Self {
         Self { offset, is_cut: offset > 0, ..Self::default() }
     }
 
-    pub(in crate::cli) fn push(&mut self, bytes: &[u8]) {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         if self.bytes.len() > 2 * KEPT {
             let gone = self.bytes.len() - KEPT;
@@ -53,7 +55,7 @@ impl Tail {
     }
 
     /// Takes the steps of the job, which tell where in the log each has written.
-    pub(in crate::cli) fn set_steps(&mut self, steps: Tree) {
+    pub(super) fn set_steps(&mut self, steps: Tree) {
         self.steps = steps;
     }
 
@@ -107,7 +109,7 @@ impl Tail {
     }
 
     /// True if the daemon has written to the log why the job did not succeed (logs.md §2).
-    pub(in crate::cli) fn tells_why(&self) -> bool {
+    pub(super) fn tells_why(&self) -> bool {
         let lines = self.bytes.split_inclusive(|byte| *byte == b'\n').rev();
         let mut entries = lines.take(LINES).filter_map(Entry::parse);
         entries.any(|entry| DaemonLine::of(&entry).is_some_and(|line| line.job_end().is_some()))
@@ -116,11 +118,11 @@ impl Tail {
 
 /// What a step has written: whole entries of a log.
 #[derive(Default)]
-pub(in crate::cli) struct StepOutput(Vec<u8>);
+pub(super) struct StepOutput(Vec<u8>);
 
 impl StepOutput {
     /// Returns the texts of the lines on stdout.
-    pub(in crate::cli) fn stdout(&self) -> Vec<String> {
+    pub(super) fn stdout(&self) -> Vec<String> {
         let entries = self.0.split(|byte| *byte == b'\n').filter_map(Entry::parse);
         let stdout = entries.filter(|entry| entry.key().kind == LogChannel::Out);
         stdout.map(|entry| String::from_utf8_lossy(entry.body).into_owned()).collect()
@@ -155,12 +157,12 @@ pub(super) mod tests {
     use super::*;
     use v1::step_result::{Outcome, Status};
 
-    pub(in crate::cli::summary) fn entry(source: &str, body: &str) -> String {
+    pub(in crate::cli) fn entry(source: &str, body: &str) -> String {
         format!("2026-11-20T10:00:00.123456Z {source} {body}\n")
     }
 
     /// Returns the event of a step that begins or ends behind so many bytes of the log. `attempts` have been before.
-    pub(in crate::cli::summary) fn told(
+    pub(in crate::cli) fn told(
         (call, parent): (u32, u32),
         name: &str,
         stream: u32,
