@@ -51,7 +51,7 @@ pub(super) struct PreparedJob {
     pub(super) id: JobId,
     pub(super) folder: JobFolder,
     pub(super) labels: MaskedLabels,
-    pub(super) shell: JobActorSpec,
+    pub(super) spec: JobActorSpec,
     pub(super) redactor: Redactor,
     pub(super) machine: Machine,
     /// First event of the record.
@@ -68,7 +68,7 @@ impl PreparedJob {
     /// Checks which of the directories that the request names exist. Missing ones are made later. The check can take
     /// long, because a file system may not respond. Errors are reported where the directories are made.
     pub(super) async fn look_at_places(&mut self, caller: Caller) {
-        let JobActorSpec { work_dir, own_work_dir, files, .. } = &self.shell;
+        let JobActorSpec { work_dir, own_work_dir, files, .. } = &self.spec;
         if !own_work_dir {
             self.has_work_dir = is_directory(work_dir.into(), Weak::clone(&caller)).await;
         }
@@ -177,7 +177,7 @@ pub(super) fn prepare(
     if document::may_unfold(&spec.steps) {
         share.bytes = share.bytes.max(machine.document_size() as u64);
     }
-    let shell = JobActorSpec {
+    let actor = JobActorSpec {
         id: id.to_string(),
         digest,
         registered,
@@ -194,12 +194,12 @@ pub(super) fn prepare(
         share,
         limits: Arc::new(JobLimits::new(limits, &config)),
     };
-    let head = encode_head(&shell, spec)?;
+    let head = encode_head(&actor, spec)?;
     Ok(PreparedJob {
         id,
         folder,
         labels,
-        shell,
+        spec: actor,
         redactor,
         machine,
         head,

@@ -78,7 +78,7 @@ pub(super) struct JobParts {
     pub(super) supervisor: ToSupervisor,
     pub(super) machine: Machine,
     pub(super) redactor: Redactor,
-    pub(super) shell: JobActorSpec,
+    pub(super) spec: JobActorSpec,
     pub(super) tag: u128,
     pub(super) encode: Encode,
     /// The request as the keeper holds it; set for a job that waits for its slot.
@@ -103,7 +103,7 @@ pub(crate) struct JobActor {
     supervisor: ToSupervisor,
     driver: Driver,
     redactor: Redactor,
-    shell: JobActorSpec,
+    spec: JobActorSpec,
     tag: u128,
     trace_sink: Addr<TraceSink>,
     encode: Encode,
@@ -164,7 +164,7 @@ impl JobActor {
             supervisor,
             machine,
             redactor,
-            shell,
+            spec,
             tag,
             encode,
             waits_with,
@@ -181,7 +181,7 @@ impl JobActor {
             supervisor,
             driver,
             redactor,
-            shell,
+            spec,
             tag,
             trace_sink,
             encode,
@@ -200,7 +200,7 @@ impl JobActor {
             self.show_cancel();
         }
         let JobViewState { start_time, since, .. } = self.view.state();
-        if let (Some(_), Some(timeout)) = (start_time, self.shell.timeout) {
+        if let (Some(_), Some(timeout)) = (start_time, self.spec.timeout) {
             Self::limit_time(timeout.saturating_sub(since.age(clock::uptime())), ctx);
         }
         self.drain(ctx);
@@ -257,7 +257,7 @@ impl JobActor {
         {
             tracing::warn!(error = %Chain(&error), job = %self.view.id, "the start was not written to the journal");
         }
-        if let Some(timeout) = self.shell.timeout {
+        if let Some(timeout) = self.spec.timeout {
             Self::limit_time(timeout, ctx);
         }
         self.write_files(ctx, move |job, written, ctx| match written {
@@ -275,7 +275,7 @@ impl JobActor {
         let write = |folder: &JobFolder, files: &[FileVariable]| {
             file_vars::write_all(folder, files).map_err(|error| Chain(&error).to_string())
         };
-        let files = &self.shell.files;
+        let files = &self.spec.files;
         if are_few_files(files) {
             let written = write(&self.folder, files);
             return then(self, written, ctx);
@@ -308,7 +308,7 @@ impl Handler<Begin> for JobActor {
         failpoint::hit("actors::job::begin");
         if has_waited {
             let seconds = clock::now_micros().saturating_sub(self.view.registered) / 1_000_000;
-            labels::tell_waited(&self.view.id, &self.shell.share.key, &mut self.redactor, seconds);
+            labels::tell_waited(&self.view.id, &self.spec.share.key, &mut self.redactor, seconds);
         }
         self.begin(ctx);
     }

@@ -91,7 +91,7 @@ pub(super) struct KeeperGone;
 #[rtype(result = "Result<KeeperLink, NotRegistered>")]
 pub(super) struct RegisterAgain {
     pub(super) key: JobKey,
-    pub(super) shell: JobActorSpec,
+    pub(super) spec: JobActorSpec,
     pub(super) request: RegisteredRequest,
     pub(super) tag: u128,
     /// Length of its log, as its last keeper reported.

@@ -66,19 +66,19 @@ impl Share {
 pub(super) const HEAD_FORMAT: u8 = 3;
 
 /// Encodes the first event of a record: the facts besides the machine, and the event that makes the machine.
-pub(super) fn encode_head(shell: &JobActorSpec, spec: JobSpec) -> Result<Vec<u8>, Refusal> {
-    let accepted = record::encode(&Event::Accepted(Box::new(spec)), 0)
+pub(super) fn encode_head(spec: &JobActorSpec, job: JobSpec) -> Result<Vec<u8>, Refusal> {
+    let accepted = record::encode(&Event::Accepted(Box::new(job)), 0)
         .map_err(|error| Refusal::caused(Reason::Internal, &error))?;
-    postcard::to_extend(&(shell, accepted), vec![HEAD_FORMAT])
+    postcard::to_extend(&(spec, accepted), vec![HEAD_FORMAT])
         .map_err(|error| Refusal::caused(Reason::Internal, &error))
 }
 
 /// Decodes the first event of a record; `None` if it cannot be read.
 pub(super) fn read_head(head: &[u8]) -> Option<(JobActorSpec, Event)> {
-    let (shell, accepted): (JobActorSpec, Vec<u8>) =
+    let (spec, accepted): (JobActorSpec, Vec<u8>) =
         postcard::from_bytes(head.strip_prefix(&[HEAD_FORMAT])?).ok()?;
     let (accepted, _) = record::decode(&accepted).ok()?;
-    Some((shell, accepted))
+    Some((spec, accepted))
 }
 
 /// Facts of a job that a daemon needs before it has read the record. The keeper stores them beside the record.
@@ -94,9 +94,9 @@ pub(super) struct Brief {
 
 impl Brief {
     /// Makes the brief of a job from its request and its record on disk.
-    pub(super) fn new(shell: &JobActorSpec, place: Option<queue::Place>, record: &JobRecord) -> Self {
+    pub(super) fn new(spec: &JobActorSpec, place: Option<queue::Place>, record: &JobRecord) -> Self {
         let record = serde_json::to_string(record).unwrap_or_default();
-        Self { digest: shell.digest, share: shell.share.clone(), place, record }
+        Self { digest: spec.digest, share: spec.share.clone(), place, record }
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, Refusal> {

@@ -239,7 +239,7 @@ impl JobActor {
             daemon_path: self.context.daemon_path.clone(),
             closes: spawn.ends_job.then(|| self.context.config().leftover_grace),
             spawn,
-            limits: Arc::clone(&self.shell.limits),
+            limits: Arc::clone(&self.spec.limits),
             is_asked,
             watch_unfinished: self.view.log.is_unfinished_watched(),
             given_up: None,

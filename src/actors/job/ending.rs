@@ -212,7 +212,7 @@ impl JobActor {
         });
         let steps_done = self.view.read(|state| state.steps_done);
         // Closing tries to remove the files. If that fails, the reaper tries again.
-        self.view.update(|state| state.files_left = FilesState::unless(self.shell.files.is_empty()));
+        self.view.update(|state| state.files_left = FilesState::unless(self.spec.files.is_empty()));
         match begun {
             Ok(closing) => {
                 let end = End { steps_done, ..closing.end() };
@@ -228,7 +228,7 @@ impl JobActor {
 
     /// Removes the file variables. If some are left, the reaper and Finish try again.
     fn remove_files(&self) -> impl Future<Output = FilesState> + use<> {
-        let (count, folder, view) = (self.shell.files.len(), self.folder.clone(), Arc::clone(&self.view));
+        let (count, folder, view) = (self.spec.files.len(), self.folder.clone(), Arc::clone(&self.view));
         let list = self.context.left_over.clone();
         async move {
             let removed = match count {
@@ -251,8 +251,8 @@ impl JobActor {
     /// Frees large memory on another thread: it is overwritten first, which takes long.
     fn free_elsewhere(&mut self) {
         if self.is_large {
-            let kept = (self.driver.take_machine(), std::mem::take(&mut self.shell.phrases));
-            let kept = (kept, std::mem::take(&mut self.shell.files), self.redactor.take());
+            let kept = (self.driver.take_machine(), std::mem::take(&mut self.spec.phrases));
+            let kept = (kept, std::mem::take(&mut self.spec.files), self.redactor.take());
             drop(threads::run(Work::Jobs, move || drop(kept)));
         }
     }

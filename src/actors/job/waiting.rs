@@ -18,7 +18,7 @@ impl JobActor {
         };
         self.stop_retrying(ctx);
         let (key, log_len) = (self.key(), self.view.log.reported_len());
-        let asked = RegisterAgain { key, shell: self.shell.clone(), request, tag: self.tag, log_len };
+        let asked = RegisterAgain { key, spec: self.spec.clone(), request, tag: self.tag, log_len };
         let registered = self.supervisor.register_again.send(asked);
         ctx.spawn(registered.into_actor(self).map(|registered, job, ctx| match registered {
             Ok(Ok(link)) => job.registered_again(link, ctx),

@@ -169,9 +169,9 @@ impl Supervisor {
         me: Addr<Self>,
     ) -> ResponseFuture<Result<(), Refusal>> {
         let prepared = &mut *admit.prepared;
-        let digest = request_digest(&keeper.digest_key, &prepared.shell.digest);
+        let digest = request_digest(&keeper.digest_key, &prepared.spec.digest);
         // Through the compatible service a closed job runs again (service.md §3.1).
-        let asks_again = matches!(prepared.shell.origin, RequestOrigin::Proto | RequestOrigin::ProtoPlain);
+        let asks_again = matches!(prepared.spec.origin, RequestOrigin::Proto | RequestOrigin::ProtoPlain);
         if !asks_again
             && self.registry.remembered.lock().is_repeat(
                 prepared.id.key(),
@@ -182,7 +182,7 @@ impl Supervisor {
             // A late duplicate of a finished job.
             return Box::pin(std::future::ready(Ok(())));
         }
-        let enforceable = prepared.shell.limits.check(&keeper.unenforceable);
+        let enforceable = prepared.spec.limits.check(&keeper.unenforceable);
         if let Err(refusal) = enforceable.and_then(|()| self.enqueue(prepared)) {
             return Box::pin(std::future::ready(Err(refusal)));
         }
@@ -215,7 +215,7 @@ impl Supervisor {
     ) -> (AskedJob, Request) {
         let Admit { mut prepared, reservation, caller } = admit;
         let key = prepared.id.key();
-        let request = register_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
+        let request = register_request(&prepared.spec, key, &keeper, &placed.request, placed.tag, 0);
         let has_slot = self.queue.is_running(&prepared.id);
         let folder = prepared.folder.clone();
         let labels = std::mem::take(&mut prepared.labels);
@@ -288,12 +288,12 @@ impl Supervisor {
         me: &Addr<Self>,
         has_slot: bool,
     ) -> (Arc<JobView>, Addr<JobActor>) {
-        let PreparedJob { id, folder, shell, redactor, machine, .. } = prepared;
+        let PreparedJob { id, folder, spec, redactor, machine, .. } = prepared;
         let group = self.context.sync_group.clone();
         let log = LogFeed::growing(0, group.clone(), &folder);
         let trace = TraceFeed::growing(0, group);
-        let view = JobView::new(id, shell.registered, 0, log, trace, JobViewState::default());
-        let view = Arc::new(view.of_request(shell.digest, shell.origin));
+        let view = JobView::new(id, spec.registered, 0, log, trace, JobViewState::default());
+        let view = Arc::new(view.of_request(spec.digest, spec.origin));
         let job = JobActor::start_new(JobParts {
             view: Arc::clone(&view),
             context: Arc::clone(&self.context),
@@ -302,7 +302,7 @@ impl Supervisor {
             supervisor: ToSupervisor::new(me),
             machine,
             redactor,
-            shell,
+            spec,
             tag: placed.tag,
             encode: self.encode,
             waits_with: (!has_slot).then_some(placed.request),
@@ -312,7 +312,7 @@ impl Supervisor {
 }
 
 pub(super) fn register_request(
-    shell: &JobActorSpec,
+    spec: &JobActorSpec,
     key: JobKey,
     keeper: &Keeper,
     request: &RegisteredRequest,
@@ -324,14 +324,14 @@ pub(super) fn register_request(
         tag,
         record: request.head.to_vec(),
         brief: request.brief.to_vec(),
-        phrases: shell.phrases.clone(),
-        token_prefixes: shell.token_prefixes.clone(),
-        mask_forms: shell.masking.forms,
-        default_prefixes: shell.masking.default_prefixes,
+        phrases: spec.phrases.clone(),
+        token_prefixes: spec.token_prefixes.clone(),
+        mask_forms: spec.masking.forms,
+        default_prefixes: spec.masking.default_prefixes,
         log_len,
-        log_limit: shell.log_limit,
-        limits: shell.limits.to_hold(&keeper.unenforceable),
-        secret_files: shell.files.iter().map(|file| file.path.clone().into()).collect(),
+        log_limit: spec.log_limit,
+        limits: spec.limits.to_hold(&keeper.unenforceable),
+        secret_files: spec.files.iter().map(|file| file.path.clone().into()).collect(),
     }))
 }
 

@@ -100,7 +100,7 @@ impl From<LinkError> for NotLoaded {
 }
 
 pub(super) struct LoadedRecord {
-    shell: JobActorSpec,
+    spec: JobActorSpec,
     redactor: Redactor,
     replayed: Replayed,
     /// The first event, if the record has no other.
@@ -190,7 +190,7 @@ impl Supervisor {
     ) -> Result<(), String> {
         use actix::AsyncContext;
         let PendingReplay { view, keeper, resumed: ResumedJob { registered, .. }, cancel, stored, ctx } = job;
-        let LoadedRecord { shell, redactor, replayed, head } = loaded;
+        let LoadedRecord { spec, redactor, replayed, head } = loaded;
         let Replayed { machine, effects, recorder, fetched, exited, trees, unmasked, .. } = replayed;
         // The journal's line may be missing because the disk was full; the record has the time.
         if let (None, Some(at)) = (view.read(|state| state.start_time), replayed.admitted) {
@@ -210,7 +210,7 @@ impl Supervisor {
             supervisor: ToSupervisor::new(&me.address()),
             machine,
             redactor,
-            shell,
+            spec,
             tag: registered.tag,
             encode: self.encode,
             waits_with,
@@ -300,20 +300,20 @@ pub(super) async fn load(
 fn replay(stream: &[u8]) -> Result<LoadedRecord, String> {
     let mut events = Events(stream);
     let head = events.next().ok_or("the record is empty")?;
-    let (shell, accepted) = read_head(head).ok_or("the record's head is damaged")?;
-    let Event::Accepted(spec) = accepted else {
+    let (spec, accepted) = read_head(head).ok_or("the record's head is damaged")?;
+    let Event::Accepted(job) = accepted else {
         return Err("the record does not begin with a request".into());
     };
-    let machine = Machine::new(&spec).map_err(|_| "the request does not parse any more")?;
+    let machine = Machine::new(&job).map_err(|_| "the request does not parse any more")?;
     let alone = events.0.is_empty().then(|| head.to_vec());
     let replayed = Replayed::new(machine).play(&mut events).map_err(|e| Chain(&e).to_string())?;
     if !events.0.is_empty() {
         return Err("the record is cut".into());
     }
     let (phrases, _warnings) =
-        PhraseSet::prepare(&shell.phrases, &shell.token_prefixes, &shell.masking.config())
+        PhraseSet::prepare(&spec.phrases, &spec.token_prefixes, &spec.masking.config())
             .map_err(|e| e.to_string())?;
-    Ok(LoadedRecord { shell, redactor: Redactor::new(phrases), replayed, head: alone })
+    Ok(LoadedRecord { spec, redactor: Redactor::new(phrases), replayed, head: alone })
 }
 
 /// The length-prefixed events of a record. Stops before an incomplete event.

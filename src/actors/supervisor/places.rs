@@ -25,7 +25,7 @@ pub(super) struct Placed {
 impl Supervisor {
     /// Makes the job's folder and its directories. On failure nothing is left behind.
     pub(super) fn make_places(&self, prepared: &mut PreparedJob) -> Result<Placed, Refusal> {
-        let JobActorSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
+        let JobActorSpec { work_dir, own_work_dir, files, .. } = &prepared.spec;
         if self.registry.is_broken(prepared.id.key()) {
             let removed = prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?;
             self.context.left_over.delete_later(removed);
@@ -36,7 +36,7 @@ impl Supervisor {
         let tag = u128::from_le_bytes(tag);
         let directory = files.first().map(|file| file.directory.as_str());
         let own_vars = directory.is_some_and(|dir| Path::new(dir) == prepared.folder.path("vars"));
-        let (record, request) = (self.recorded(&prepared.shell, tag), RegisteredRequest::default());
+        let (record, request) = (self.recorded(&prepared.spec, tag), RegisteredRequest::default());
         let mut placed = Placed { tag, record, request };
         let folder = make_folder(&prepared.folder, &self.context.left_over).and_then(|()| {
             match self.context.sync_group {
@@ -53,7 +53,7 @@ impl Supervisor {
                 let made = make_work_dir(&prepared.folder, work_dir, *own_work_dir);
                 made.map_err(|e| e.about(prepared.work_dir_field))?;
             }
-            let brief = Brief::new(&prepared.shell, prepared.place.clone(), &placed.record).encode()?;
+            let brief = Brief::new(&prepared.spec, prepared.place.clone(), &placed.record).encode()?;
             placed.request.brief = brief.into();
             // Write the record before the keeper has the job: from then on, processes of the job may run when the
             // daemon dies.
@@ -73,23 +73,23 @@ impl Supervisor {
     }
 
     /// Returns the contents of `job.json`, except for a directory that was made for the job.
-    pub(super) fn recorded(&self, shell: &JobActorSpec, tag: u128) -> JobRecord {
-        let digest = u128::from_be_bytes(request_digest(&self.port.digest_key(), &shell.digest));
+    pub(super) fn recorded(&self, spec: &JobActorSpec, tag: u128) -> JobRecord {
+        let digest = u128::from_be_bytes(request_digest(&self.port.digest_key(), &spec.digest));
         JobRecord {
-            id: shell.id.clone(),
-            registered: shell.registered,
+            id: spec.id.clone(),
+            registered: spec.registered,
             registered_boot: Some(clock::boot_micros()),
-            origin: shell.origin,
-            work_dir: shell.work_dir.clone(),
-            files: shell.files.iter().map(|file| file.path.clone()).collect(),
+            origin: spec.origin,
+            work_dir: spec.work_dir.clone(),
+            files: spec.files.iter().map(|file| file.path.clone()).collect(),
             made_directory: None,
             tag: format!("{tag:032x}"),
             boot_id: self.boot_id.to_string(),
             digest: Some(format!("{digest:032x}")),
             limits: RecordedLimits {
-                timeout: shell.timeout.and_then(|t| u64::try_from(t.as_micros()).ok()),
+                timeout: spec.timeout.and_then(|t| u64::try_from(t.as_micros()).ok()),
                 cancel_grace: None,
-                resources: shell.limits.all(),
+                resources: spec.limits.all(),
             },
         }
     }

@@ -39,7 +39,7 @@ pub(super) fn rules(config: &Config) -> (Policy, QueueLimits) {
 impl Supervisor {
     /// Puts the job in the queue; it may get a slot at once.
     pub(super) fn enqueue(&mut self, prepared: &mut PreparedJob) -> Result<(), Refusal> {
-        let share = &prepared.shell.share;
+        let share = &prepared.spec.share;
         let mut starts = Vec::new();
         let submitted =
             self.queue.submit(&prepared.id, share.key.clone(), share.number, share.bytes, &mut starts);
@@ -184,14 +184,14 @@ impl Handler<RegisterAgain> for Supervisor {
 
     fn handle(
         &mut self,
-        RegisterAgain { key, shell, request, tag, log_len }: RegisterAgain,
+        RegisterAgain { key, spec, request, tag, log_len }: RegisterAgain,
         ctx: &mut Context<Self>,
     ) -> Self::Result {
         failpoint::hit("actors::supervisor::register_again");
         let (port, me) = (self.port.clone(), ctx.address().recipient());
         Box::pin(async move {
             let keeper = port.get(&me).await?;
-            let asked = super::admit::register_request(&shell, key, &keeper, &request, tag, log_len);
+            let asked = super::admit::register_request(&spec, key, &keeper, &request, tag, log_len);
             match keeper.link.ask(asked).await? {
                 Reply::Registered { .. } => Ok(keeper.link),
                 _ => Err(NotRegistered::Impossible),
