@@ -1,13 +1,14 @@
 //! Exit codes for the ends of jobs (cli.md, "Exit codes").
 
+use crate::model::exit_code;
 use crate::pb::v1;
 
 /// Returns the exit code of `run` and `follow` for an ended job.
 pub(super) fn code(status: &v1::Status) -> u8 {
     match status.exit_code {
-        -2 => 130,
-        -3 => 124,
-        -4 => 70,
+        exit_code::CANCELLED => 130,
+        exit_code::TIME_LIMIT => 124,
+        exit_code::INTERRUPTED => 70,
         code => u8::try_from(code).unwrap_or(1),
     }
 }

@@ -12,8 +12,8 @@ use super::written::{Program, Written};
 use crate::client::Request;
 use crate::insight::cause::deciding;
 use crate::lang::diagnostic::Position;
-use crate::model::CancelCause;
-use crate::pb::v1;
+use crate::model::exit_code;
+use crate::pb::v1::{self, CancelCause};
 
 /// Longest path of steps that is shown whole.
 const NAMED: usize = 12;
@@ -143,9 +143,9 @@ pub(super) fn lines(
 ) -> Vec<String> {
     let red = AnsiColor::Red.on_default().bold();
     let what = match status.exit_code {
-        -2 => "was cancelled",
-        -3 => "was ended by a time limit",
-        -4 => "was interrupted",
+        exit_code::CANCELLED => "was cancelled",
+        exit_code::TIME_LIMIT => "was ended by a time limit",
+        exit_code::INTERRUPTED => "was interrupted",
         _ => "failed",
     };
     let reference = request.map(Request::file_name);
@@ -155,7 +155,7 @@ pub(super) fn lines(
         None => status.message.clone(),
     };
     let message = match reason {
-        SummaryReason::ByUser if status.exit_code == -2 => String::new(),
+        SummaryReason::ByUser if status.exit_code == exit_code::CANCELLED => String::new(),
         SummaryReason::AlreadyShown => String::new(),
         SummaryReason::Message | SummaryReason::ByUser => message,
     };
@@ -232,27 +232,26 @@ fn step_path(steps: &[&str]) -> String {
 /// Returns advice, if the end suggests any.
 fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
     // A request's --timeout does not change the time limits of the daemon.
-    let is_by = |cause: CancelCause| status.message.starts_with(cause.text());
     Some(match status.exit_code {
         126 => "make the command executable, or run it by its interpreter",
         127 => "install the command in the job's environment, or correct its PATH",
         137 => "look for a process that ran out of memory; --limit memory=SIZE sets the job's own limit",
-        -1 if status.message.contains(": cannot fetch ") => {
+        exit_code::FAILED if status.message.contains(": cannot fetch ") => {
             "run it again, or check the network, the reference and the credentials"
         }
-        -1 if of_reference && status.message.contains(": run[0].inputs.") => {
+        exit_code::FAILED if of_reference && status.message.contains(": run[0].inputs.") => {
             "give the function its inputs with --input NAME=VALUE"
         }
-        -1 => "correct the function; `step-runner help exit-codes` explains the ends of a job",
-        -2 => return None,
-        -3 if is_by(CancelCause::Silent) => {
+        exit_code::FAILED => "correct the function; `step-runner help exit-codes` explains the ends of a job",
+        exit_code::CANCELLED => return None,
+        exit_code::TIME_LIMIT if status.cancel_cause() == CancelCause::Silent => {
             "print something now and then, or raise the daemon's setting silent_after (serve --silent-after TIME)"
         }
-        -3 if is_by(CancelCause::Runaway) => {
+        exit_code::TIME_LIMIT if status.cancel_cause() == CancelCause::Runaway => {
             "raise the daemon's setting runaway_after (serve --runaway-after TIME), or find out what the job waited for"
         }
-        -3 => "give the job more time with --timeout, or find out what the job waited for",
-        -4 => "run it again; the daemon's own log tells what died",
+        exit_code::TIME_LIMIT => "give the job more time with --timeout, or find out what the job waited for",
+        exit_code::INTERRUPTED => "run it again; the daemon's own log tells what died",
         _ => "look at the output above; --output raw shows the log as it is, --results FILE all results",
     })
 }
@@ -352,8 +351,7 @@ mod tests {
             (CancelCause::Silent, "silent_after"),
             (CancelCause::Runaway, "runaway_after"),
         ] {
-            let message = format!("{}; 2 processes could not be killed", cause.text());
-            let status = v1::Status { exit_code: -3, message, ..Default::default() };
+            let status = v1::Status { exit_code: -3, cancel_cause: cause.into(), ..Default::default() };
             let advice = advice(&status, false).unwrap();
             for other in options {
                 assert_eq!(advice.contains(other), other == option, "{advice}");

@@ -27,6 +27,7 @@ use super::terminal;
 use crate::error::{Exit, Failure};
 use crate::failpoint;
 use crate::insight::tree::{StepOutcome, Tree};
+use crate::model::exit_code;
 use crate::pb::v1;
 use model::Model;
 pub(super) use rows::Times;
@@ -139,7 +140,7 @@ impl View {
     pub(super) async fn end(&mut self, status: &v1::Status) -> Result<(), Failure> {
         let outcome = match status.exit_code {
             0 => StepOutcome::Succeeded,
-            -2 => StepOutcome::Cancelled,
+            exit_code::CANCELLED => StepOutcome::Cancelled,
             _ => StepOutcome::Failed,
         };
         self.model.tick(now(), size());

@@ -11,6 +11,7 @@ use super::{
 };
 use step_runner_client::{Address, Client, Event};
 use step_runner_model::error::{Exit, Failure};
+use step_runner_model::exit_code;
 
 pub(super) async fn prepare(driver: &Driver) -> Result<String, Failure> {
     let identity = driver.identity()?;
@@ -119,7 +120,7 @@ async fn look(
             "warning: the daemon did not remove the job that checked the environment; cleanup will try again: {error}"
         ));
     }
-    if status.exit_code == -1 {
+    if status.exit_code == exit_code::FAILED {
         return Err(Failure::new(
             Exit::Failure,
             format!("cannot start a shell in the daemon's environment: {}", status.message),

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use step_runner_client::{Error, Loss};
+use step_runner_model::exit_code;
 use step_runner_proto::v1;
 
 /// End of a stage.
@@ -28,10 +29,10 @@ impl Verdict {
         };
         match status.exit_code {
             0 => Self::Success,
-            -2 if asked => Self::Cancelled,
-            -2 => with_message("the stage was cancelled, but not by the Runner"),
-            -3 => with_message("the stage ran into a time limit of the daemon"),
-            -4 => with_message("the stage was interrupted, so its effect is unknown"),
+            exit_code::CANCELLED if asked => Self::Cancelled,
+            exit_code::CANCELLED => with_message("the stage was cancelled, but not by the Runner"),
+            exit_code::TIME_LIMIT => with_message("the stage ran into a time limit of the daemon"),
+            exit_code::INTERRUPTED => with_message("the stage was interrupted, so its effect is unknown"),
             code => u8::try_from(code)
                 .map_or_else(|_| with_message("the stage failed without an exit code"), Self::Failed),
         }
