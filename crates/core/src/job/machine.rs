@@ -18,6 +18,7 @@ mod attempt;
 mod builtin;
 mod call;
 mod ends;
+mod enter;
 mod failure;
 mod group;
 mod list;

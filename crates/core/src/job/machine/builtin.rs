@@ -19,8 +19,8 @@ use crate::plan::{bind, script_legacy};
 
 use super::Machine;
 use super::call::{AttemptEnd, Entry, Fetching, Work};
+use super::enter::Process;
 use super::failure::Failure;
-use super::start::Process;
 
 /// Text before a script with `errexit`. It is no line of its own: a shell's report has the line as written. Not every
 /// shell knows `pipefail`, and one that does not would end at the option.

@@ -1,42 +1,29 @@
-//! Starts of functions (language.md §14.2 points 1 to 6).
+//! Starts of functions: where they are, their fetch, their inputs (language.md §14.2 points 1 to 4).
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
 
 use indexmap::IndexMap;
-use step_runner_lang::ast::{Body, Exec, Function, Invocation, Reference, Step};
+use step_runner_lang::ast::{Body, Function, Invocation, Reference, Step};
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::document::CALL_LIMIT;
 use step_runner_lang::environment::Environment;
-use step_runner_lang::eval::{self, Context, Steps};
+use step_runner_lang::eval::{Context, Steps};
 use step_runner_lang::reference;
 use step_runner_lang::value::{EvaluatedText, Value};
 use step_runner_log::words::{DaemonLine, FetchedVersion};
-use step_runner_model::{ExecResult, ReferenceInfo, StepFacts, StepInfo, StepResult};
+use step_runner_model::{ReferenceInfo, StepFacts, StepInfo, StepResult};
 
-use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
+use crate::job::effect::{Effect, StepFiles};
 use crate::job::event::{CallId, FetchFailure, Fetched, ProcessNumber};
 use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
 
-use super::call::{Call, Domain, Entry, Leaf, List, Loading, StepAt, Work, steps_of};
+use super::call::{Call, Domain, Entry, Loading, StepAt, Work};
 use super::ends::to_shown;
 use super::failure::Failure;
 use super::{Machine, ROOT, Root};
-
-/// The process of a function.
-pub(super) struct Process {
-    pub(super) program: Program,
-    /// The command as results show it.
-    pub(super) command: Vec<String>,
-    pub(super) work_dir: String,
-    pub(super) cancel_timeout: Option<Duration>,
-    pub(super) success: Success,
-    /// True if something refers to its files.
-    pub(super) files_used: bool,
-}
 
 impl Machine {
     /// Begins the job.
@@ -290,143 +277,6 @@ impl Machine {
         call.result.facts.steps = own_steps(&entry.loaded);
     }
 
-    /// Begins a function: first its `env`, then its process or its steps.
-    pub(super) fn enter(&mut self, mut entry: Entry) {
-        let loaded = Arc::clone(&entry.loaded);
-        let definition = &loaded.function.definition;
-        let (env, env_used) = {
-            let environment = self.environment_at(&entry);
-            let view = self.view_of_entry(&entry, &environment);
-            (eval::evaluate_definition_env(&definition.env, &view), view.files_used.get())
-        };
-        let env = match env {
-            Ok(env) => env,
-            Err(finding) => {
-                self.define(&entry);
-                return self.attempt_failed(entry.id, Failure::at(&[finding]));
-            }
-        };
-        env.values().for_each(|text| self.note_text(text));
-        entry.environment = entry.environment.within(env);
-        match &definition.body {
-            Body::Exec(exec) => self.enter_exec(entry, exec, env_used),
-            Body::Run(_) => self.enter_list(entry, env_used),
-        }
-    }
-
-    fn enter_list(&mut self, entry: Entry, env_used: bool) {
-        self.define(&entry);
-        let id = entry.id;
-        let is_plain = steps_of(&entry.loaded).iter().all(|step| step.flow.is_none());
-        let Some(call) = self.calls.get_mut(&id) else { return };
-        call.work = Work::List(Box::new(List {
-            loaded: entry.loaded,
-            func_dir: entry.func_dir,
-            tree: entry.tree,
-            inputs: entry.inputs,
-            steps: Steps::new(),
-            next: 0,
-            is_plain,
-            failure: None,
-            cancelled: None,
-            files: entry.files,
-            files_made: false,
-            environment: entry.environment,
-        }));
-        self.make_files_if(id, env_used);
-        self.ready.push_front(id);
-    }
-
-    fn enter_exec(&mut self, entry: Entry, exec: &Exec, env_used: bool) {
-        let (evaluated, used) = {
-            let environment = self.environment_at(&entry);
-            let view = self.view_of_entry(&entry, &environment);
-            (command_line(exec, &view), view.files_used.get())
-        };
-        match evaluated {
-            Ok((command, work_dir)) => {
-                command.iter().chain(&work_dir).for_each(|text| self.note_text(text));
-                let work_dir = work_dir.map_or_else(
-                    || self.constants.work_dir.to_string(),
-                    |text| locate::absolute(&self.constants.work_dir, &text.text),
-                );
-                let command: Vec<String> = command.into_iter().map(|text| text.text).collect();
-                let process = Process {
-                    program: Program::Command(command.clone()),
-                    command,
-                    work_dir,
-                    cancel_timeout: exec.cancel_timeout,
-                    success: Success::ExitCode,
-                    files_used: used || env_used,
-                };
-                let env = self.environment_at(&entry).to_process();
-                self.spawn(entry, process, env);
-            }
-            Err(failure) => {
-                self.define(&entry);
-                self.attempt_failed(entry.id, failure);
-            }
-        }
-    }
-
-    /// Adds definition and environment of a function to its result.
-    pub(super) fn define(&mut self, entry: &Entry) {
-        let env = self.environment_at(entry).above_base();
-        if let Some(call) = self.calls.get_mut(&entry.id) {
-            call.result.definition = Some(entry.loaded.definition());
-            call.result.env = env;
-        }
-    }
-
-    /// Starts the process of a function with `env` as its whole environment.
-    pub(super) fn spawn(&mut self, entry: Entry, process: Process, env: Vec<(Vec<u8>, Vec<u8>)>) {
-        let Process { program, command, work_dir, cancel_timeout, success, files_used } = process;
-        self.announce(entry.id);
-        self.define(&entry);
-        let Some(call) = self.calls.get_mut(&entry.id) else { return };
-        call.result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
-        let (process, slot, name) = (call.process, call.slot, name_of(call).to_owned());
-        let ends_job =
-            !files_used && !self.constants.trace_sections && self.ends_with(entry.id, &entry.loaded.function);
-        let has_files = files_used || program.has_file();
-        let env = entry.environment.placed(env, &work_dir);
-        self.push(Effect::Spawn(Box::new(Spawn {
-            process,
-            name,
-            slot,
-            program,
-            env,
-            work_dir,
-            success,
-            files: files_used.then_some(entry.files),
-            ends_job,
-        })));
-        self.note_process(entry.id, process);
-        let leaf = Leaf { loaded: entry.loaded, cancel_timeout, success, has_files, ends_job, grace: None };
-        if let Some(call) = self.calls.get_mut(&entry.id) {
-            call.work = Work::Running(Box::new(leaf));
-        }
-    }
-
-    /// Notes a process for the steps around it that may be tried again: what it leaves is ended before that.
-    fn note_process(&mut self, id: CallId, process: ProcessNumber) {
-        let around: Vec<CallId> = self.chain(id).map(|(id, _)| id).collect();
-        for id in around {
-            let Some(call) = self.calls.get_mut(&id) else { continue };
-            let can_retry = call.flow().is_some_and(|flow| flow.retry.is_some());
-            if let Some(attempts) = call.attempts.as_mut().filter(|_| can_retry) {
-                attempts.processes.push(process);
-            }
-        }
-    }
-
-    /// Logs the start of an exec function or a builtin (language.md §14.2).
-    pub(super) fn announce(&mut self, id: CallId) {
-        let Some(call) = self.calls.get(&id) else { return };
-        let (name, stream) = (name_of(call).to_owned(), call.is_inside_member.then_some(call.slot));
-        self.log(&DaemonLine::Started { name: &name, stream });
-    }
-
     /// Logs the fetched version of a function (threat-model.md §4.6).
     pub(super) fn log_version(&mut self, name: &str, reference: &Reference, fetched: &Fetched) {
         let Some((version, origin)) = fetched.version.as_deref().zip(reference::origin(reference)) else {
@@ -471,7 +321,7 @@ impl Machine {
     }
 
     /// Returns the context for expressions of a function that is about to begin: none of its steps has run.
-    fn view_of_entry<'m>(&'m self, entry: &'m Entry, environment: &'m Environment) -> Context<'m> {
+    pub(super) fn view_of_entry<'m>(&'m self, entry: &'m Entry, environment: &'m Environment) -> Context<'m> {
         self.view(&entry.inputs, &self.constants.no_steps, &entry.func_dir, &entry.files, environment)
     }
 
@@ -519,7 +369,7 @@ impl Machine {
         }
     }
 
-    fn note_text(&mut self, text: &EvaluatedText) {
+    pub(super) fn note_text(&mut self, text: &EvaluatedText) {
         self.secrets.note_text(text, &self.constants.vars);
     }
 }
@@ -544,26 +394,7 @@ fn own_steps(loaded: &Loaded) -> Option<u32> {
     }
 }
 
-/// Returns the name of a call in the log. The root has no step (language.md §1).
-fn name_of(call: &Call) -> &str {
-    if call.parent.is_none() { "root" } else { &call.name }
-}
-
 /// True if a step calls a function, which a group does not.
 pub(super) const fn calls_a_function(step: &Step) -> bool {
     !matches!(step.invokes, Invocation::Group(_))
-}
-
-fn command_line(
-    exec: &Exec,
-    view: &Context<'_>,
-) -> Result<(Vec<EvaluatedText>, Option<EvaluatedText>), Failure> {
-    let at = |finding: Diagnostic| Failure::at(&[finding]);
-    let command = eval::evaluate_texts(&exec.command, view).map_err(at)?;
-    let work_dir =
-        exec.work_dir.as_ref().map(|path| eval::evaluate_text(path, view)).transpose().map_err(at)?;
-    if command.first().is_none_or(|program| program.text.is_empty()) {
-        return Err(Failure::plain(Class::Exec, "exec: the command is empty"));
-    }
-    Ok((command, work_dir.filter(|path| !path.text.is_empty())))
 }
