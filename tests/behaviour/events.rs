@@ -278,6 +278,28 @@ async fn a_step_whose_keeper_died_has_an_end_and_never_the_result_of_the_job() {
 }
 
 #[tokio::test]
+async fn a_busy_step_whose_keeper_died_has_its_end_behind_its_last_line() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let busy = "i=0; while :; do i=$((i+1)); echo $i; done";
+    client.run_steps("1", &scripts(&[("a", "true"), ("b", busy)])).await;
+    client.prints("1", "1000").await;
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    client.ended("1").await;
+    let output = follow(&daemon, &["--output", "json"]).output().unwrap();
+    let events = events(&output.stdout);
+    let end = events.iter().position(|event| event["event"] == "step_end" && event["step"] == "2").unwrap();
+    let is_number = |event: &&Value| event["text"].as_str().is_some_and(|text| text.parse::<u32>().is_ok());
+    assert_eq!(events[end..].iter().find(is_number), None);
+    assert!(events[..end].iter().filter(is_number).all(|event| event["step"] == "2"));
+    let results = client.steps("1").await;
+    let root = results.last().unwrap();
+    let last_line = client.log("1").await.len() as i64;
+    // Behind it comes the daemon's line about the end.
+    assert!(last_line - root.log_end.unwrap() < 200, "{last_line} {:?}", root.log_end);
+}
+
+#[tokio::test]
 async fn results_tell_what_steps_used_and_a_function_the_sum() {
     let daemon = Daemon::start();
     let client = daemon.client().await;

@@ -189,6 +189,17 @@ fn own_part(file: BorrowedFd<'_>, told: u64, len: u64) -> io::Result<u64> {
     Ok(if is_begun { len } else { good })
 }
 
+/// Returns the length of what the dead keeper of a job has written to the log, of which it had told `told` bytes: entries
+/// that it could not report any more may follow. `told` if the log cannot be read.
+pub fn written_log_len(folder: &JobFolder, told: u64) -> u64 {
+    let written = || {
+        let file = files::open_append(&folder.shared.jobs, folder.inside("log").as_str())?;
+        let len = u64::try_from(files::stat_of(&file)?.st_size).unwrap_or_default();
+        if told < len { own_part(file.as_fd(), told, len) } else { Ok(told) }
+    };
+    written().unwrap_or(told)
+}
+
 /// True if the last line is ours already: an earlier recovery may have been interrupted after it.
 fn is_closed(tail: &[u8], class: EndClass) -> bool {
     let Some(lines) = tail.strip_suffix(b"\n") else { return false };

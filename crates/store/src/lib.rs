@@ -21,7 +21,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 pub use close::close_interrupted;
-pub use close::{Closing, Death};
+pub use close::{Closing, Death, written_log_len};
 pub use file_vars::FilesLeft;
 pub use folder::{JobFolder, LogFile, LogLost};
 pub use lock::{Lock, LockError};

@@ -343,10 +343,7 @@ impl JobActor {
         room: R,
     ) -> impl Future<Output = bool> + use<R> {
         let EndedRoot { event, result } = root;
-        let event = event.map(|note| {
-            let known = note.result.facts.log_end;
-            self.last_event(*note, known)
-        });
+        let event = event.map(|note| self.last_event(*note));
         let (sink, result) = (self.trace_sink.clone(), result.map(|root| self.encoded(*root)));
         // A replacement, in case a defect has ended the sink.
         let next = TraceSink::new(Arc::clone(&self.view.trace), self.folder.clone());
@@ -378,15 +375,11 @@ impl JobActor {
         }
     }
 
-    /// Masks and encodes an event at the job's end. `known` is the length of the log at the event, if the keeper has told it.
-    pub(super) fn last_event(
-        &mut self,
-        note: StepNote,
-        known: Option<u64>,
-    ) -> impl Future<Output = MaskedResult> + use<> {
+    /// Masks and encodes an event at the job's end.
+    pub(super) fn last_event(&mut self, note: StepNote) -> impl Future<Output = MaskedResult> + use<> {
+        let known = note.result.facts.log_end;
         let log_bytes = self.view.trace.place(&self.view.log, known);
-        let StepNote { call, parent, slot, mut result, .. } = note;
-        result.facts.log_end = result.facts.log_end.map(|end| end.max(log_bytes));
+        let StepNote { call, parent, slot, result, .. } = note;
         let event = StepEvent { call, parent, slot, log_bytes, result };
         let (encode, is_small) = (self.encode, event.result.take_from(SMALL_RESULT).is_some());
         self.masked(is_small, move |redactor| redactor.event(event, encode).0)

@@ -20,7 +20,7 @@ use crate::failpoint;
 use crate::journal::event::End;
 use crate::keeper::protocol::{Closed, Request};
 use crate::model::Outcome;
-use crate::store::{Closing, Death, StoreError};
+use crate::store::{Closing, Death, StoreError, written_log_len};
 use crate::threads::{self, Work};
 
 /// Longest message of a Status in bytes: clients must accept the answer for all jobs (service.md §1.1).
@@ -154,7 +154,10 @@ impl JobActor {
     /// Stores the results of an interrupted job, then its end.
     pub(super) fn collect_results(&mut self, ctx: &mut Context<Self>) {
         let has_started = self.view.read(|state| state.start_time).is_some();
-        let Some(left) = self.driver.collect_results(has_started, clock::boot_micros()) else { return };
+        let log_len = written_log_len(&self.folder, self.view.log.reported_len());
+        let Some(left) = self.driver.collect_results(has_started, clock::boot_micros(), log_len) else {
+            return;
+        };
         let InterruptedJob { notes, root, outcome } = left;
         let stored = self.left_to_store(notes, root);
         let sink = self.trace_sink.clone();
@@ -186,8 +189,7 @@ impl JobActor {
         let mut stored: Vec<Pin<Box<dyn Future<Output = MaskedResult>>>> = Vec::new();
         for Noted { note, is_new, result } in notes {
             if is_new {
-                // The machine knows the log's length at the last exit. What was running has written on.
-                stored.push(Box::pin(self.last_event(*note, None)));
+                stored.push(Box::pin(self.last_event(*note)));
             }
             if let Some(result) = result {
                 self.view.update(|state| state.steps_done += 1);
@@ -195,7 +197,7 @@ impl JobActor {
             }
         }
         if let Some(note) = root.event {
-            stored.push(Box::pin(self.last_event(*note, None)));
+            stored.push(Box::pin(self.last_event(*note)));
         }
         if let Some(root) = root.result {
             stored.push(Box::pin(self.encoded(*root)));

@@ -182,16 +182,18 @@ impl Driver {
     }
 
     /// Collects results and end of an interrupted job. `has_started`: the job had its slot. `at` is the time in
-    /// microseconds since the host's boot. `None` if the machine is away: then [`DeferredInput::CollectResults`] follows.
+    /// microseconds since the host's boot, `log_len` the length of what the dead keeper has written to the log. `None` if the machine is away: then [`DeferredInput::CollectResults`] follows.
     pub(in crate::actors::job) fn collect_results(
         &mut self,
         has_started: bool,
         at: u64,
+        log_len: u64,
     ) -> Option<InterruptedJob> {
-        if self.machine.is_none() {
+        let Some(machine) = &mut self.machine else {
             self.deferred.push_back(DeferredInput::CollectResults);
             return None;
-        }
+        };
+        machine.note_log(log_len);
         let interrupted = match std::mem::replace(&mut self.phase, Phase::Closed(AfterClose::Store)) {
             Phase::Closed(AfterClose::Collect(interrupted)) => *interrupted,
             phase => {

@@ -99,6 +99,11 @@ impl RecordedMachine {
         self.machine.awaits(timer)
     }
 
+    /// See [`Machine::note_log`].
+    pub(super) fn note_log(&mut self, len: u64) {
+        self.machine.note_log(len);
+    }
+
     /// Handles an event that is not recorded.
     pub(super) fn handle_unrecorded(&mut self, event: &Event, at: u64) -> Vec<Effect> {
         self.machine.handle(event, at)

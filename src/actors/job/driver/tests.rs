@@ -137,7 +137,7 @@ fn nothing_is_published_before_the_log_is_closed() {
     let mut driver = running();
     assert!(matches!(driver.keeper_lost(), KeeperLoss::Interrupt));
     assert!(!driver.publish(), "results are left to collect");
-    assert!(driver.collect_results(true, AT).is_some());
+    assert!(driver.collect_results(true, AT, 0).is_some());
     assert!(driver.publish());
 }
 
@@ -157,7 +157,7 @@ fn the_keepers_death_in_each_phase() {
     let mut job = running();
     assert!(matches!(job.keeper_lost(), KeeperLoss::Interrupt));
     assert!(job.next_action().is_none(), "an interrupted job performs nothing");
-    assert_eq!(job.collect_results(true, AT).unwrap().outcome.class, EndClass::Interrupted);
+    assert_eq!(job.collect_results(true, AT, 0).unwrap().outcome.class, EndClass::Interrupted);
     assert!(matches!(ending().keeper_lost(), KeeperLoss::Interrupt));
     let mut closed = ending();
     assert!(closed.closed(Closed::default()).is_some());
@@ -220,7 +220,7 @@ fn a_waiting_job_that_is_to_end_needs_no_keeper() {
     assert_eq!(driver.not_registered(NotRegistered::NotNow), NextAttempt::After(Duration::from_secs(1)));
     let cancel = driver.cancel(ask(CancelCause::Cancel), true);
     assert!(cancel.is_accepted && matches!(cancel.reaction, Reaction::Interrupt));
-    let job = driver.collect_results(false, AT).unwrap();
+    let job = driver.collect_results(false, AT, 0).unwrap();
     assert!(job.outcome == Outcome::stopped(CancelCause::Cancel));
 }
 
@@ -230,7 +230,7 @@ fn a_cancel_counts_while_a_job_without_keeper_ends() {
     driver.keeper_lost();
     assert!(driver.not_registered(NotRegistered::Impossible) == NextAttempt::Interrupt);
     assert!(driver.cancel(ask(CancelCause::Cancel), true).is_accepted);
-    assert_eq!(driver.collect_results(false, AT).unwrap().outcome.class, EndClass::Cancelled);
+    assert_eq!(driver.collect_results(false, AT, 0).unwrap().outcome.class, EndClass::Cancelled);
 }
 
 #[test]

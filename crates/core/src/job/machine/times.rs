@@ -41,8 +41,12 @@ impl Timeline {
     pub(super) fn ran(&mut self, ran: Option<&FinishedProcess>) {
         if let Some(ran) = ran {
             self.ended = ran.ended.min(self.now);
-            self.log = self.log.max(ran.log_len);
+            self.note_log(ran.log_len);
         }
+    }
+
+    pub(super) fn note_log(&mut self, len: u64) {
+        self.log = self.log.max(len);
     }
 
     /// Returns the time `after` from now, in microseconds since boot.
@@ -88,6 +92,11 @@ impl EndFacts {
 }
 
 impl Machine {
+    /// Tells the length of the log in bytes, for the ends that follow. Usually the end of a process tells it.
+    pub fn note_log(&mut self, len: u64) {
+        self.times.note_log(len);
+    }
+
     /// Returns what is known of a step that begins in the list or group `parent`.
     pub(super) fn facts(&self, parent: CallId, at: &StepAt, member: Option<&Member>) -> StepFacts {
         let line = at.get().map_or(0, |step| step.at.line);

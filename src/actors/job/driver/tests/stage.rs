@@ -392,7 +392,7 @@ impl Stage {
         self.check(is_first, "interrupted twice or after the close");
         let is_early = !self.driver.publish();
         self.check(is_early, "published before the results are collected");
-        let job = self.driver.collect_results(self.has_begun, AT).unwrap();
+        let job = self.driver.collect_results(self.has_begun, AT, 0).unwrap();
         self.is_collected = true;
         for noted in job.notes {
             if noted.is_new {
