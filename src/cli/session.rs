@@ -224,21 +224,23 @@ async fn follow_with(
     Ok(FinishedJob { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told, seen })
 }
 
-/// Returns the steps of a job that has ended, as far as the daemon tells them in time. A display that needs none has not
+/// Returns the steps of a job that has ended; none if the daemon does not tell all of them in time. A display that needs none has not
 /// asked for their events, which cost the daemon a write each.
 async fn steps_of(client: &Client, id: &JobId) -> Tree {
     let mut steps = Tree::default();
     let mut messages = client.follow_steps(id).with_events();
     let read = async {
-        while let Ok(Some(message)) = messages.next_message().await {
-            if let Some(event) = &message.event {
-                steps.take(event);
+        loop {
+            match messages.next_message().await {
+                Ok(Some(message)) => drop(message.event.map(|event| steps.take(&event))),
+                Ok(None) => return true,
+                Err(_) => return false,
             }
         }
     };
-    // A summary without them shows the end of the log.
-    drop(timeout(LAST_ANSWER_WAIT, read).await);
-    steps
+    // A summary without them shows the end of the log. With a part of them it could show the output of another step.
+    let is_whole = timeout(LAST_ANSWER_WAIT, read).await.unwrap_or(false);
+    if is_whole { steps } else { Tree::default() }
 }
 
 /// Returns the failure of a follower. If the log is lost, the job's final status may say why: for example, a disk that

@@ -12,7 +12,7 @@ use super::written::{Program, Written};
 use crate::client::Request;
 use crate::insight::cause::deciding;
 use crate::lang::diagnostic::Position;
-use crate::model::exit_code;
+use crate::model::{self, exit_code};
 use crate::pb::v1::{self, CancelCause};
 
 /// Longest path of steps that is shown whole.
@@ -231,6 +231,11 @@ fn step_path(steps: &[&str]) -> String {
 
 /// Returns advice, if the end suggests any.
 fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
+    // An older daemon tells the cause in words alone.
+    let is_by = |cause, words: model::CancelCause| match status.cancel_cause() {
+        CancelCause::Unspecified => status.message.starts_with(words.text()),
+        told => told == cause,
+    };
     // A request's --timeout does not change the time limits of the daemon.
     Some(match status.exit_code {
         126 => "make the command executable, or run it by its interpreter",
@@ -244,10 +249,10 @@ fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
         }
         exit_code::FAILED => "correct the function; `step-runner help exit-codes` explains the ends of a job",
         exit_code::CANCELLED => return None,
-        exit_code::TIME_LIMIT if status.cancel_cause() == CancelCause::Silent => {
+        exit_code::TIME_LIMIT if is_by(CancelCause::Silent, model::CancelCause::Silent) => {
             "print something now and then, or raise the daemon's setting silent_after (serve --silent-after TIME)"
         }
-        exit_code::TIME_LIMIT if status.cancel_cause() == CancelCause::Runaway => {
+        exit_code::TIME_LIMIT if is_by(CancelCause::Runaway, model::CancelCause::Runaway) => {
             "raise the daemon's setting runaway_after (serve --runaway-after TIME), or find out what the job waited for"
         }
         exit_code::TIME_LIMIT => "give the job more time with --timeout, or find out what the job waited for",

@@ -47,9 +47,11 @@ enum Coming {
 /// Merges the log and the events of one job.
 pub(crate) struct Order {
     log: Vec<u8>,
-    /// Length of the whole lines in `log`.
+    /// Bytes at the beginning of `log` that have been returned: removing them each time would copy the rest for each event.
+    taken: usize,
+    /// End of the whole lines in `log`.
     whole: usize,
-    /// Offset of `log` in the job's log.
+    /// Place in the job's log of the first byte that has not been returned.
     position: u64,
     /// In the order in which they came: a result stands directly behind the event of its end.
     pending: VecDeque<Pending>,
@@ -67,6 +69,7 @@ impl Order {
     pub(crate) const fn new(offset: u64) -> Self {
         Self {
             log: Vec::new(),
+            taken: 0,
             whole: 0,
             position: offset,
             pending: VecDeque::new(),
@@ -134,12 +137,12 @@ impl Order {
 
     /// Returns the number of bytes that wait.
     pub(crate) const fn waiting(&self) -> usize {
-        self.log.len()
+        self.log.len() - self.taken
     }
 
     /// True if nothing waits.
     pub(crate) fn is_idle(&self) -> bool {
-        self.log.is_empty() && self.pending.is_empty()
+        self.waiting() == 0 && self.pending.is_empty()
     }
 
     /// Returns what is certain to come next.
@@ -153,7 +156,7 @@ impl Order {
         };
         let certain = place.unwrap_or(self.mark).saturating_sub(self.position);
         let is_ended = matches!(self.coming, Coming::Nothing);
-        let length = if is_ended { self.log.len() } else { self.whole };
+        let length = if is_ended { self.log.len() } else { self.whole }.saturating_sub(self.taken);
         match usize::try_from(certain).unwrap_or(usize::MAX).min(length) {
             // At the end an event does not wait for bytes that are lost.
             0 if place.is_some() && (certain == 0 || is_ended) => Ready::Pending,
@@ -172,10 +175,15 @@ impl Order {
         match self.ready() {
             Ready::Nothing => None,
             Ready::Log(length) => {
-                let rest = self.log.split_off(length);
-                self.whole = self.whole.saturating_sub(length);
+                let part = self.log.get(self.taken..self.taken + length).unwrap_or_default().to_vec();
+                self.taken += length;
                 self.position += length as u64;
-                Some(Part::Log(std::mem::replace(&mut self.log, rest)))
+                if self.taken > self.log.len() / 2 {
+                    self.log.drain(..self.taken);
+                    self.whole = self.whole.saturating_sub(self.taken);
+                    self.taken = 0;
+                }
+                Some(Part::Log(part))
             }
             Ready::Pending => {
                 let next = self.pending.pop_front()?;

@@ -205,7 +205,9 @@ impl Tree {
 
     /// Returns the step whose processes write the stream now: the innermost one. The root if there is none.
     pub fn of_stream(&self, stream: u32) -> u32 {
-        self.innermost_of(self.open.iter().copied(), stream)
+        // A step is created before those within it.
+        let writes = |call: &u32| self.steps.get(call).is_some_and(|step| step.stream == stream);
+        self.open.iter().copied().filter(writes).max().unwrap_or(ROOT)
     }
 
     /// Returns the innermost step if each one under way is within the one before it, else the root: what the daemon says is
@@ -260,21 +262,16 @@ impl Tree {
         let from = within.map(|(_, step)| step.place.attempt).max()?;
         let to = step.place.end.unwrap_or(u64::MAX);
         let overlaps = |place: Place| place.begin < to && place.end.is_none_or(|end| end > from);
-        let beside = self.steps.iter().filter(|(_, step)| overlaps(step.place)).map(|(call, _)| *call);
+        let ran = |step: &Step| step.attempt > 0 && step.place.end != Some(step.place.begin);
+        let beside = self.steps.iter().filter(|(_, step)| ran(step) && overlaps(step.place));
+        let beside = beside.map(|(call, step)| (*call, step.stream, step.place));
         Some(LastOutput { tree: self, call, from, to, beside: beside.collect() })
-    }
-
-    fn innermost_of(&self, calls: impl Iterator<Item = u32>, stream: u32) -> u32 {
-        // A step is created before those within it.
-        calls
-            .filter(|call| self.steps.get(call).is_some_and(|step| step.stream == stream))
-            .max()
-            .unwrap_or(ROOT)
     }
 
     /// True for a step itself and for those within it.
     fn is_within(&self, call: u32, outer: u32) -> bool {
-        outer == ROOT || call == outer || self.line(call).any(|(call, _)| call == outer)
+        // A parent has a smaller number, so nothing above `outer` need be looked at.
+        outer == ROOT || self.line(call).take_while(|(call, _)| *call >= outer).any(|(call, _)| call == outer)
     }
 
     /// Returns a step and those around it, without the root.
@@ -295,8 +292,8 @@ pub struct LastOutput<'a> {
     call: u32,
     from: u64,
     to: u64,
-    /// Steps that were under way meanwhile.
-    beside: Vec<u32>,
+    /// Steps that were under way meanwhile, with their streams and places.
+    beside: Vec<(u32, u32, Place)>,
 }
 
 impl LastOutput<'_> {
@@ -307,11 +304,10 @@ impl LastOutput<'_> {
 
     /// Returns the step that has written to `stream` at byte `place` of the log, if that is the step itself or one within it.
     pub fn writer(&self, place: u64, stream: u32) -> Option<u32> {
-        let was_open =
-            |place_of: Place| place_of.begin <= place && place_of.end.is_none_or(|end| end > place);
-        let open = self.beside.iter().copied();
-        let open = open.filter(|call| self.tree.get(*call).is_some_and(|step| was_open(step.place)));
-        let writer = self.tree.innermost_of(open, stream);
+        let was_open = |of: Place| of.begin <= place && of.end.is_none_or(|end| end > place);
+        let open = self.beside.iter().filter(|(_, its, of)| *its == stream && was_open(*of));
+        // A step is created before those within it.
+        let writer = open.map(|(call, ..)| *call).max().unwrap_or(ROOT);
         (self.range().contains(&place) && self.tree.is_within(writer, self.call)).then_some(writer)
     }
 }

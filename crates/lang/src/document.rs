@@ -32,7 +32,7 @@ pub(crate) const FILE_LIMIT: usize = 1024 * 1024;
 /// Largest text of a request in bytes (language.md §6).
 pub const REQUEST_LIMIT: usize = 16 * 1024 * 1024;
 /// Maximum number of steps in one list (language.md §6).
-pub(crate) const STEP_LIMIT: usize = 1_000;
+pub const STEP_LIMIT: usize = 1_000;
 /// Deepest nesting of calls. The steps of the job's own list have depth 1 (language.md §6).
 pub const CALL_LIMIT: usize = 64;
 

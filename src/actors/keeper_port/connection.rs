@@ -7,6 +7,7 @@
 //! | `Starting` | `Connected` | the keeper has answered a Hello |
 //! | `Starting` | `Absent` | the caller has given up |
 //! | `Connected` | `Ending` | the keeper was silent for too long, or its connection is over |
+//! | `Connected` | `Starting` | a caller looks for the keeper of an earlier daemon in place of the known one |
 //! | `Ending` | `Absent` | the keeper is dead |
 //! | `Ending` | `Connected` | the keeper survived |
 //!
@@ -79,7 +80,7 @@ pub(super) enum Wish {
     Get,
     /// The keeper, if there is one.
     Living,
-    /// The keeper of an earlier daemon. It replaces the known one, if that connection broke.
+    /// The keeper of an earlier daemon. It replaces the known one, whose connection is over.
     Find,
     /// An end of the keeper, because it is silent.
     EndSilent,

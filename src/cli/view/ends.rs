@@ -58,8 +58,9 @@ impl ShownEnd {
             (None, Some(UnseenEnd { outcome, at })) => (outcome, Some(at), String::new()),
             (None, None) => return None,
         };
-        let took =
-            micros(step.start.as_ref()).zip(at).and_then(|(start, end)| u64::try_from(end - start).ok());
+        let took = micros(step.start.as_ref())
+            .zip(at)
+            .and_then(|(start, end)| u64::try_from(end.saturating_sub(start)).ok());
         Some(Self { outcome, at, took: took.map(Duration::from_micros), reason })
     }
 }

@@ -17,6 +17,7 @@ use super::stamps::Stamps;
 use crate::cli::results;
 use crate::insight::run::{Part, Run};
 use crate::insight::tree::{Change, ROOT, Step, StepOutcome, Tree};
+use crate::lang::document::STEP_LIMIT;
 use crate::log::pretty::{Format, Options, Output, Printer};
 use crate::log::words::DaemonLine;
 use crate::pb::v1;
@@ -152,7 +153,9 @@ impl Model {
     pub(super) fn not_run(&self) -> Vec<String> {
         let ended = self.own_steps();
         let total = ended.iter().map(|step| step.total).max().unwrap_or(0);
-        let known = usize::try_from(total).unwrap_or_default().max(self.names.len());
+        // No list is longer, whatever a daemon tells.
+        let total = usize::try_from(total).unwrap_or_default().min(STEP_LIMIT);
+        let known = total.max(self.names.len());
         let has_run = |number: usize| ended.iter().any(|step| usize::try_from(step.number) == Ok(number));
         let missing = (1..=known).filter(|number| !has_run(*number));
         missing.map(|number| self.names.get(number - 1).cloned().unwrap_or_default()).collect()
