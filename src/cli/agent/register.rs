@@ -164,7 +164,7 @@ pub(in super::super) struct Arguments {
     /// Name of the entry [default: the address of the instance]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Where jobs run: docker-run://, kube-run://[CONTEXT@]NAMESPACE, or the address of a daemon [default: a daemon of
+    /// Where jobs run: docker-run://, kube-run://NAMESPACE, or the address of a daemon [default: a daemon of
     /// the agent's own on this machine]
     #[arg(long, value_name = "ADDRESS")]
     address: Option<String>,
