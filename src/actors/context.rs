@@ -32,7 +32,7 @@ pub(super) struct DaemonContext {
     pub(super) fetcher: Arc<Fetcher>,
     /// With `durability = power`: brings all data to the disk before it is shown.
     pub(super) sync_group: Option<Arc<SyncGroup>>,
-    /// What could not be removed of jobs.
+    /// Left-overs of jobs that could not be removed.
     pub(super) left_over: LeftOvers,
     /// Number of processors that the daemon may use. Read once: each look reads files of control groups.
     processors: u64,

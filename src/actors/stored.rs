@@ -1,4 +1,4 @@
-//! What the daemon stores of a job's steps for FollowSteps: the event of a step, the kinds of stored messages, and the
+//! The messages that the daemon stores of a job's steps for FollowSteps: the event of a step, the kinds of stored messages, and the
 //! functions that encode them. The services own the encoding (`grpc/encode.rs`); the actors call it through [`Encode`].
 
 use crate::model::StepResult;

@@ -1,4 +1,4 @@
-//! The end of a job's log, as far as a summary needs it: what the step that it is about has written last.
+//! The end of a job's log, and the last output of a step in it, for a summary.
 
 use std::ops::Range;
 
@@ -116,7 +116,7 @@ impl Tail {
     }
 }
 
-/// What a step has written: whole entries of a log.
+/// The output of a step: whole entries of a log.
 #[derive(Default)]
 pub(super) struct StepOutput(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! What a job does, read from its log and the events of its steps: every view that shows steps takes
+//! The course of a job, read from its log and the events of its steps: every view that shows steps takes
 //! order and steps from here.
 //!
 //! - [`run`] puts log and events into one order, the same for every reader, live or late, and folds the events;

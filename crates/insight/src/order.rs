@@ -28,7 +28,7 @@ enum Pending {
     Result(v1::StepResult),
 }
 
-/// What is certain to come next.
+/// The next thing that is certain to come.
 enum Ready {
     /// So many bytes of the log.
     Log(usize),
@@ -37,7 +37,7 @@ enum Ready {
     Nothing,
 }
 
-/// What can still come.
+/// The streams that can still bring something.
 enum Coming {
     Both,
     Log,

@@ -47,7 +47,7 @@ pub struct Step {
 pub struct StepEnd {
     /// Time of the end.
     pub time: Option<prost_types::Timestamp>,
-    /// What became of the step.
+    /// Outcome of the step.
     pub outcome: StepOutcome,
     /// Why it is no success.
     pub reason: String,
@@ -63,7 +63,7 @@ struct Place {
     end: Option<u64>,
 }
 
-/// What became of a step.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
     /// It did what it should.

@@ -1,4 +1,4 @@
-//! Which programs run scripts, and which scripts can succeed although a command in them failed (language.md §17, `script`).
+//! Finds out if a program runs scripts, and if a script can succeed although a command in them failed (language.md §17, `script`).
 //!
 //! A shell ends with the status of its last command. Without `set -e`, the failure of any command before it is lost. This
 //! module does not read shell: it looks at the first word of each line, and says nothing at the first sign that the author

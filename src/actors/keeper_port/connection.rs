@@ -88,7 +88,7 @@ pub(super) enum Wish {
     Forget,
 }
 
-/// What a caller does next for its wish.
+/// The next act of a caller for its wish.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Decision<K> {
     /// Take this keeper.

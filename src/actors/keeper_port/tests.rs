@@ -22,7 +22,7 @@ mod silent {
     use rustix::io::Errno;
 
     use super::super::silence::{ANSWER_TIME, BYE_TIME, WAKE_AFTER};
-    use super::played::{answer, halves, hello, next, play, send};
+    use super::played::{Scene, answer, halves, hello, next, play, send};
     use super::*;
 
     const MOMENT: Duration = Duration::from_millis(100);
@@ -232,14 +232,19 @@ mod silent {
         assert_eq!(said.matches("does not answer").count(), 1, "{said}");
     }
 
+    /// Asks the keeper, which does not answer.
+    async fn asks_in_vain(scene: &Scene) {
+        let link = scene.port.now().unwrap().link;
+        let key = crate::model::JobId::parse("1").unwrap().key();
+        let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
+        assert!(matches!(asked, Err(LinkError::Silent)), "{asked:?}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_answer_is_not_waited_for_when_the_keeper_answers_nothing() {
         play(async |scene| {
             let scene = scene.greeted().await;
-            let link = scene.port.now().unwrap().link;
-            let key = crate::model::JobId::parse("1").unwrap().key();
-            let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
-            assert!(matches!(asked, Err(LinkError::Silent)), "{asked:?}");
+            asks_in_vain(&scene).await;
             assert!(scene.begun.elapsed() < 2 * ANSWER_TIME && scene.host.0.lock().woken.is_some());
         })
         .await;
@@ -249,10 +254,7 @@ mod silent {
     async fn jobs_are_taken_again_once_a_silent_keeper_was_ended() {
         play(async |scene| {
             let scene = scene.greeted().await;
-            let link = scene.port.now().unwrap().link;
-            let key = crate::model::JobId::parse("1").unwrap().key();
-            let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
-            assert!(matches!(asked, Err(LinkError::Silent)), "{asked:?}");
+            asks_in_vain(&scene).await;
             assert!(scene.port.is_silent() && scene.port.answers().await.is_err());
             scene.port.end_silent().await.unwrap();
             assert!(!scene.port.is_silent() && scene.port.answers().await.is_ok());

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{program, stderr, stdout};
 
-/// What the script prints on stdout.
+/// Lines that the script prints on stdout.
 const FORGED: [&str; 7] = [
     "Running step name=x",
     "Running step name=x stream=02",

@@ -39,7 +39,7 @@ fn node() -> impl Strategy<Value = Node> {
     })
 }
 
-/// What happens in a job, in order.
+/// A thing that happens in a job. A story has them in order.
 #[derive(Clone, Debug)]
 enum Fact {
     Event(v1::StepEvent),
@@ -58,7 +58,7 @@ struct World<'a> {
     picks: std::iter::Cycle<std::slice::Iter<'a, usize>>,
 }
 
-/// Where a step is.
+/// Position of a step.
 #[derive(Clone, Copy)]
 struct At {
     call: u32,

@@ -252,7 +252,7 @@ fn only_whole_markers_count() {
     }
 }
 
-/// What a step prints is its own, whatever it looks like.
+/// Lines of a step that look like the daemon's stay the step's.
 #[test]
 fn lines_of_a_step_that_look_like_the_daemons_name_no_stream_and_stay_its_own() {
     let forged = [

@@ -182,7 +182,8 @@ impl Driver {
     }
 
     /// Collects results and end of an interrupted job. `has_started`: the job had its slot. `at` is the time in
-    /// microseconds since the host's boot, `log_len` the length of what the dead keeper has written to the log. `None` if the machine is away: then [`DeferredInput::CollectResults`] follows.
+    /// microseconds since the host's boot, `log_len` the number of bytes that the dead keeper has written to the log. `None`
+    /// if the machine is away: then [`DeferredInput::CollectResults`] follows.
     pub(in crate::actors::job) fn collect_results(
         &mut self,
         has_started: bool,

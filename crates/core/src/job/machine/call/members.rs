@@ -32,9 +32,9 @@ pub(in super::super) struct GroupMember {
     pub(in super::super) at: StepAt,
     pub(in super::super) name: String,
     pub(in super::super) member: Member,
-    /// How it ended.
+    /// Its end, for the expressions behind it.
     pub(in super::super) ended: Option<EndedStep>,
-    /// What it exported, if it succeeded.
+    /// Its exports, if it succeeded.
     pub(in super::super) exports: IndexMap<String, String>,
 }
 
