@@ -15,10 +15,11 @@ use super::api::{Api, Apis, CallResult, Content, reply};
 use super::clock::{Clock, wall};
 use super::configuration;
 use super::daemons::Daemons;
-use super::environment::Engines;
+use super::environment;
 use super::folder::{self, JobFolder};
 use super::info;
 use super::job::{JobTask, News, OfEntry, Surroundings};
+use super::order::Engines;
 use super::place::{State, system_id};
 use super::program::Programs;
 use super::rotation::Rotation;
@@ -250,7 +251,7 @@ impl Agency {
         let (engines, jobs) = (self.around.engines.clone(), self.state.jobs());
         tokio::spawn(async move {
             for provider in all {
-                engines.sweep(&provider, &jobs).await;
+                environment::sweep(&engines, &provider, &jobs).await;
             }
         });
         Event::Tick
@@ -310,7 +311,7 @@ impl Agency {
                 let (around, messages) = (self.around.clone(), self.messages.clone());
                 tokio::spawn(async move {
                     let answer = match provider {
-                        Some(provider) => around.engines.check(&provider).await,
+                        Some(provider) => environment::check(&around.engines, &provider).await,
                         None => match around.daemons.client(address.as_deref()).await {
                             Ok(client) => {
                                 client.overview().await.map(drop).map_err(|error| error.to_string())

@@ -16,9 +16,10 @@ use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio_util::sync::CancellationToken;
 
+use super::container::{AGAIN, Fate, PROGRAM, SOCKET, Seen};
 use super::daemons::Daemons;
 use super::engine::{Engine, Kind, LOOK, Trouble};
-use super::environment::{AGAIN, Engines, Failed, Fate, Order, PROGRAM, SOCKET, Seen};
+use super::order::{Engines, Failed, Order};
 use preparation::Preparation;
 use step_runner_agent::config::Docker as Settings;
 use step_runner_agent::environment::STATE_LABEL;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::Sender;
 
-use super::environment::{AGAIN, Environment};
+use super::container::AGAIN;
+use super::environment::Environment;
 use step_runner_agent::lifecycle::{DaemonEnd, Event};
 use step_runner_agent::outcome::FailedStep;
 use step_runner_client::{Client, Error, Event as LogEvent};

@@ -15,9 +15,10 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value as Json;
 use tokio_util::sync::CancellationToken;
 
+use super::container::{AGAIN, Fate, PROGRAM, SOCKET, Seen};
 use super::daemons::Daemons;
 use super::engine::{Engine, Kind, LOOK, Trouble};
-use super::environment::{AGAIN, Engines, Failed, Fate, Order, PROGRAM, SOCKET, Seen};
+use super::order::{Engines, Failed, Order};
 use super::settings::Cluster;
 use preparation::Preparation;
 use step_runner_agent::config::Kubernetes as Settings;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::environment::Engines;
 use super::kube;
+use super::order::Engines;
 use super::program::Programs;
 use super::settings::Cluster;
 use step_runner_agent::environment::Address;

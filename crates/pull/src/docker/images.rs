@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use super::{Preparation, options};
 use crate::engine::{Engine, Trouble};
-use crate::environment::Failed;
+use crate::order::Failed;
 use crate::place::make_folder;
 use crate::wanted::Container;
 use step_runner_agent::environment::{AuthFile, Login, PullFailure, PullPolicy, Pulls, pull_failure};

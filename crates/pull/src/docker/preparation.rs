@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{Docker, program};
+use crate::container::{AGAIN, ANSWER, FOLDER, LINES, PROGRAM, Seen};
 use crate::daemons::Daemons;
 use crate::engine::{Engine, LOOK, Trouble};
-use crate::environment::{AGAIN, ANSWER, FOLDER, Failed, LINES, Order, PROGRAM, Seen};
 use crate::info::platform;
+use crate::order::{Failed, Order};
 use crate::program::Input;
 use crate::wanted::Container;
 use step_runner_agent::environment::labels;

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::preparation::{Preparation, of_image};
+use crate::container::{PROGRAM, Seen};
 use crate::engine::{LOOK, Trouble};
-use crate::environment::{Failed, PROGRAM, Seen};
+use crate::order::Failed;
 use crate::wanted::Service;
 use step_runner_agent::outcome::EnvironmentFailure;
 

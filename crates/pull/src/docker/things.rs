@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{engine, host};
 use crate::engine::{Engine, Trouble};
-use crate::environment::Engines;
 use crate::folder::environments;
+use crate::order::Engines;
 use step_runner_agent::config::Docker as Settings;
 use step_runner_agent::environment::{Found, STATE_LABEL, orphans};
 

@@ -6,7 +6,7 @@ use serde_json::{Map as JsonMap, Value as Json, json};
 
 use super::BUILD;
 use super::template::Template;
-use crate::environment::{FOLDER, PROGRAM, RUN};
+use crate::container::{FOLDER, PROGRAM, RUN};
 use crate::wanted::{Container, Service, Wanted};
 use step_runner_agent::environment::{PullPolicy, labels};
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::environment::Seen;
+use crate::container::Seen;
 use step_runner_agent::environment::STATE_LABEL;
 
 /// Reasons of a container that waits as each one does.

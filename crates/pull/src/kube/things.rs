@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::engine;
 use crate::engine::{Engine, Trouble};
-use crate::environment::Engines;
 use crate::folder::environments;
+use crate::order::Engines;
 use crate::settings::Cluster;
 use step_runner_agent::environment::{Found, STATE_LABEL, orphans};
 
