@@ -7,14 +7,12 @@ use super::{SourceFile, files};
 
 /// Rooms side by side that name one another: the crate and the rooms' folder, and the rooms. No others may, and a row whose
 /// circle is gone must go.
-const CIRCLES: [(&str, &[&str]); 7] = [
+const CIRCLES: [(&str, &[&str]); 5] = [
     ("keeper::core", &["closing", "job", "stopping"]),
     ("keeper::runtime", &["escaped", "shared"]),
     ("keeper::runtime", &["farewell", "server"]),
     ("keeper::runtime", &["output", "unfinished"]),
     ("src::cli", &["check", "ci_job", "document", "job", "run"]),
-    ("transfer::oci", &["error", "name"]),
-    ("transfer::oci", &["http", "token"]),
 ];
 
 /// Returns the rooms beside one another that name each other in a circle, by crate and folder.

@@ -15,6 +15,7 @@ mod index;
 mod name;
 mod platform;
 mod push;
+mod session;
 mod token;
 
 use std::fs::File;
@@ -40,7 +41,8 @@ pub use platform::Platform;
 
 use self::credentials::Credentials;
 use self::digest::DigestCheck;
-use self::http::{Request, Session, read};
+use self::http::{Request, read};
+use self::session::Session;
 use step_runner_web::retry::Notice;
 use step_runner_web::{Network, TransferRate};
 
@@ -107,7 +109,7 @@ impl Registry {
             };
             Session::new(network, name, credentials, access)
         };
-        Ok(Self { name: name.clone(), session: open().map_err(|problem| problem.of(name))? })
+        Ok(Self { name: name.clone(), session: open().map_err(|problem| name.failed(problem))? })
     }
 
     /// Has `notice` called with a line for each read that failed and is tried again.
@@ -254,7 +256,7 @@ impl Registry {
     }
 
     fn failed(&self, problem: Problem) -> OciError {
-        self.session.explained(problem).of(&self.name)
+        self.name.failed(self.session.explained(problem))
     }
 }
 

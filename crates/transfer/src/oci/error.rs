@@ -6,7 +6,6 @@ use std::time::Duration;
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::name::ImageName;
 use step_runner_model::error::Chain;
 use step_runner_web::fault::RequestFault;
 use step_runner_web::redirect::RedirectFault;
@@ -114,10 +113,6 @@ struct Coded {
 }
 
 impl Problem {
-    pub(super) fn of(self, image: &ImageName) -> OciError {
-        OciError { image: image.to_string(), problem: self }
-    }
-
     /// True if the same request may succeed shortly after.
     pub(super) const fn is_transient(&self) -> bool {
         match self {

@@ -129,6 +129,11 @@ impl ImageName {
         Self { version, ..self.clone() }
     }
 
+    /// Makes the error of an action on the image that failed because of `problem`.
+    pub(super) fn failed(&self, problem: Problem) -> OciError {
+        OciError { image: self.to_string(), problem }
+    }
+
     /// Returns the URL of the registry's interface.
     pub(super) fn base(&self) -> Option<Url> {
         let scheme = if self.loopback { "http" } else { "https" };
