@@ -13,12 +13,11 @@
 //! with processes of its own.
 //!
 //! - [`Core`] (`state`) is all jobs; `requests` performs what the daemon asks for; `record` holds a job's events;
-//! - [`Job`] is one job; `gate` lets its requests wait; `process` and `steps` are its steps, each by the number of its
-//!   process; `stopping` ends single steps; `closing` is its end, and `ending` the ladder;
+//! - [`Job`] is one job, with rooms for its `steps`, for `stopping` single ones and for its end (`closing`); `process` is
+//!   the process of a step, `gate` lets requests wait, and `ending` is the ladder;
 //! - [`Action`] and [`Event`] are the border to the runtime, [`Body`] what the runtime keeps beside each job.
 
 mod action;
-mod closing;
 mod ending;
 mod event;
 mod gate;
@@ -27,8 +26,6 @@ mod process;
 mod record;
 mod requests;
 mod state;
-mod steps;
-mod stopping;
 
 pub use action::{Action, EmptyCheck, FinishStep, JobAction, NotStarted, ReplyTo, Serial, StartFailure};
 pub(crate) use ending::{FIRST_PAUSE, LAST_PAUSE};

@@ -1,21 +1,25 @@
 //! One job as the keeper holds it: its record, its steps' processes, its end, and what the daemon was told of it.
 
+mod closing;
+mod steps;
+mod stopping;
+
 use std::time::{Duration, Instant};
 
 use super::action::{Action, Actions, EmptyCheck, JobAction, Serial};
-use super::closing::Closing;
 use super::ending::Ending;
 use super::event::{Event, LogView, Moment};
 use super::gate::Blocked;
 use super::process::{Process, Stage};
 use super::record::Record;
-use super::stopping::Clearance;
 use crate::protocol::{
     Closed, FromKeeper, LogStorage, RegisterJob, RegisteredJob, Reply, SecretBytes, SpawnStep, StepEnded,
 };
+use closing::Closing;
 use step_runner_log::journal::event::Event as JournalEvent;
 use step_runner_log::words::DaemonLine;
 use step_runner_model::{JobKey, ProcessNumber};
+use stopping::Clearance;
 
 /// Stage of a job's removal.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,12 +63,12 @@ pub struct Job {
     /// Steps that have ended, in order.
     pub(super) ended: Vec<StepEnded>,
     /// What steps wait for before their next attempts.
-    pub(super) clearances: Vec<Clearance>,
+    clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
     pub(super) last_step: Option<(ProcessNumber, Duration)>,
     /// Set once an end of the job was requested.
     pub(super) ending: Option<Ending>,
-    pub(super) closing: Option<Closing>,
+    closing: Option<Closing>,
     pub(super) closed: Option<Closed>,
     pub(super) presence: Presence,
     /// Set while phrases are being prepared: requests for the job wait.

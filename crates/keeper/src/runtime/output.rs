@@ -1,5 +1,7 @@
 //! The output of a job: its pipes are read, masked and framed into its log (logs.md §2, §3).
 
+mod unfinished;
+
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -9,10 +11,12 @@ use super::log_file::LogFile;
 use super::masking::Masking;
 use super::pipe::Pipe;
 use super::shared::KeeperShared;
-use super::unfinished::UnfinishedReports;
 use crate::core::{Job, Serial};
 use step_runner_log::words::DaemonLine;
 use step_runner_model::{LogChannel, ProcessNumber, text};
+use unfinished::UnfinishedReports;
+
+pub use unfinished::UNFINISHED_EVERY;
 
 /// Reads of one pipe before other descriptors have their turn: enough to make the turn's own cost small.
 const READS_PER_TURN: usize = 4;
@@ -28,7 +32,7 @@ pub(super) struct Output {
     next_pipe: u32,
     /// True while the disk is full: the pipes are not watched.
     is_parked: bool,
-    pub(super) unfinished: UnfinishedReports,
+    unfinished: UnfinishedReports,
 }
 
 /// Result of reading a pipe.

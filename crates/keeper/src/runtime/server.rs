@@ -1,5 +1,7 @@
 //! The keeper's event loop, on one thread. It blocks only for events, the start of a process, and the sync at a job's end.
 
+mod farewell;
+
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -10,7 +12,6 @@ use rustix::net::SocketFlags;
 use super::compile::Compiler;
 use super::connection::Connection;
 use super::disk::Disk;
-use super::farewell::{NOBODY, STORAGE_FAILED};
 use super::job::JobBody;
 use super::peer::{Refusals, is_trusted};
 use super::rest::{GiveBack, Rest};
@@ -19,6 +20,7 @@ use super::shared::{KeeperShared, Readiness, Token};
 use super::thaws::Thaws;
 use crate::core::Core;
 use crate::protocol::Request;
+use farewell::{NOBODY, STORAGE_FAILED};
 use step_runner_process::Signals;
 use step_runner_process::cgroup::Pool;
 

@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::connection::Connection;
-use super::escaped::Spans;
 use super::masking::{Clock, READ_BYTES};
 use super::setup::StateDir;
+use super::spans::Spans;
 use crate::core::{ReplyTo, Serial};
 use crate::protocol::{FromKeeper, KeeperError, Reply};
 use step_runner_log::frame::Stamp;

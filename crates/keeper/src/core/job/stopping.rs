@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::action::{Actions, JobAction};
-use super::ending::Ending;
-use super::event::Moment;
-use super::job::Job;
+use super::Job;
+use crate::core::action::{Actions, JobAction};
+use crate::core::ending::Ending;
+use crate::core::event::Moment;
 use crate::protocol::FromKeeper;
 use step_runner_model::{CallId, ProcessNumber};
 
@@ -24,7 +24,7 @@ pub(super) struct Clearance {
 impl Job {
     /// Asks a step to end, and kills it after `grace`. A shorter grace wins, a longer one is ignored. A step that is not
     /// started yet does not start.
-    pub(super) fn stop_step(
+    pub(in crate::core) fn stop_step(
         &mut self,
         number: ProcessNumber,
         grace: Duration,
@@ -63,7 +63,7 @@ impl Job {
 
     /// Ends what the steps of `processes` have left, first gently, for a call that waits for it. Told once for each call that
     /// waits, however often it is asked for.
-    pub(super) fn clear(
+    pub(in crate::core) fn clear(
         &mut self,
         call: CallId,
         processes: Vec<ProcessNumber>,

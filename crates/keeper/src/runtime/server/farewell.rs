@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use super::server::Keeper;
-use super::strays::{kill_all, reap_all};
+use super::Keeper;
+use crate::runtime::strays::{kill_all, reap_all};
 
 /// Cause of the end of jobs when no daemon came back.
 pub(super) const NOBODY: &str = "no daemon came back";

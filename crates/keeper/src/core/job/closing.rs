@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::action::{Actions, EmptyCheck, JobAction};
-use super::ending::Ending;
-use super::event::Moment;
-use super::job::{Job, Presence};
+use super::{Job, Presence};
+use crate::core::action::{Actions, EmptyCheck, JobAction};
+use crate::core::ending::Ending;
+use crate::core::event::Moment;
 use crate::protocol::{Closed, FromKeeper};
 use step_runner_log::words::DaemonLine;
 use step_runner_model::{LogChannel, Outcome};
@@ -28,7 +28,7 @@ impl Job {
     }
 
     /// Ends the remaining processes and closes the log.
-    pub(super) fn close(
+    pub(in crate::core) fn close(
         &mut self,
         grace: Duration,
         lines: Vec<(LogChannel, String)>,
@@ -47,7 +47,7 @@ impl Job {
     }
 
     /// Drops the job for the daemon: kills its processes. Once none is left, the job is `Gone`.
-    pub(super) fn drop_job(&mut self, at: &Moment<'_>, out: &mut Actions) {
+    pub(in crate::core) fn drop_job(&mut self, at: &Moment<'_>, out: &mut Actions) {
         self.presence = Presence::Dropped;
         let ending = self.ending.get_or_insert_with(|| Ending::new(at.now, Duration::ZERO));
         ending.kill_now(at.now);
@@ -56,7 +56,13 @@ impl Job {
     }
 
     /// Ends the job without a daemon, first gently, and records that `cause` interrupted it.
-    pub(super) fn interrupt(&mut self, grace: Duration, cause: &str, now: Instant, out: &mut Actions) {
+    pub(in crate::core) fn interrupt(
+        &mut self,
+        grace: Duration,
+        cause: &str,
+        now: Instant,
+        out: &mut Actions,
+    ) {
         let outcome = Outcome::interrupted(cause);
         if self.closed.is_some() {
             // The log was closed for a daemon, which may have died before it recorded the end.
@@ -96,7 +102,7 @@ impl Job {
     }
 
     /// Performs the next stage of the job's end, if it is due.
-    pub(super) fn check_end(&mut self, at: &Moment<'_>, out: &mut Actions) {
+    pub(in crate::core) fn check_end(&mut self, at: &Moment<'_>, out: &mut Actions) {
         if self.end_due().is_none_or(|due| due > at.now) {
             return;
         }

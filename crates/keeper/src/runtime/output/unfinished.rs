@@ -4,11 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::output::Output;
-use super::pipe::Pipe;
-use super::shared::KeeperShared;
+use super::Output;
 use crate::core::Job;
 use crate::protocol::{FromKeeper, SecretBytes};
+use crate::runtime::pipe::Pipe;
+use crate::runtime::shared::KeeperShared;
 
 /// Shortest time between two reports of one job, so that a step that writes byte by byte costs little.
 pub const UNFINISHED_EVERY: Duration = Duration::from_millis(100);
@@ -29,7 +29,7 @@ impl UnfinishedReports {
 
 impl Output {
     /// Begins the reports with the present lines, because this daemon may be another one than before.
-    pub(super) fn watch_unfinished(&mut self) {
+    pub(in crate::runtime) fn watch_unfinished(&mut self) {
         self.unfinished.is_watched = true;
         for pipe in &mut self.pipes {
             pipe.told_unfinished.clear();
@@ -37,7 +37,7 @@ impl Output {
     }
 
     /// Reports lines that have ended, and sets the timer for those that have grown.
-    pub(super) fn settle_unfinished(&mut self, job: &Job, shared: &mut KeeperShared) {
+    pub(in crate::runtime) fn settle_unfinished(&mut self, job: &Job, shared: &mut KeeperShared) {
         if !self.unfinished.is_watched {
             return;
         }
@@ -57,7 +57,7 @@ impl Output {
     }
 
     /// Reports lines that have grown, if it is time and the daemon reads what it gets.
-    pub(super) fn unfinished_tick(&mut self, now: Instant, job: &Job, shared: &mut KeeperShared) {
+    pub(in crate::runtime) fn unfinished_tick(&mut self, now: Instant, job: &Job, shared: &mut KeeperShared) {
         if self.unfinished.due.is_none_or(|due| due > now) {
             return;
         }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Actions, EmptyCheck, FinishStep, JobAction, NotStarted, StartFailure};
-use super::event::Moment;
-use super::job::Job;
-use super::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
+use super::Job;
+use crate::core::action::{Action, Actions, EmptyCheck, FinishStep, JobAction, NotStarted, StartFailure};
+use crate::core::event::Moment;
+use crate::core::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
 use crate::protocol::{FromKeeper, SpawnStep, StepEnd, StepEnded};
 use step_runner_log::journal::event::Event as JournalEvent;
 use step_runner_log::words::DaemonLine;
@@ -17,7 +17,7 @@ const KILLED: ExitStatus = ExitStatus::Signal(9);
 impl Job {
     /// Takes a step to start. True if it waits for its turn, because requests are answered first. `StepEnded` reports
     /// the result in any case.
-    pub(super) fn spawn(&mut self, request: Box<SpawnStep>, out: &mut Actions) -> bool {
+    pub(in crate::core) fn spawn(&mut self, request: Box<SpawnStep>, out: &mut Actions) -> bool {
         if request.watch_unfinished {
             out.job(self.serial, JobAction::WatchUnfinished);
         }
@@ -36,7 +36,7 @@ impl Job {
     }
 
     /// True if the step was asked for before.
-    pub(super) fn is_registered(&self, number: ProcessNumber) -> bool {
+    pub(in crate::core) fn is_registered(&self, number: ProcessNumber) -> bool {
         self.index(number).is_some() || self.ended.iter().rev().any(|ended| ended.process == number)
     }
 
@@ -61,7 +61,7 @@ impl Job {
         }
     }
 
-    pub(super) fn started(&mut self, number: ProcessNumber) {
+    pub(in crate::core) fn started(&mut self, number: ProcessNumber) {
         if let Some(process) = self.process(number) {
             process.stage = Stage::Running { wake_at: None };
         }
@@ -99,12 +99,12 @@ impl Job {
         }
     }
 
-    pub(super) fn not_started(&self, number: ProcessNumber, why: NotStarted, out: &mut Actions) {
+    pub(in crate::core) fn not_started(&self, number: ProcessNumber, why: NotStarted, out: &mut Actions) {
         out.job(self.serial, JobAction::NotStarted(number, why));
     }
 
     /// Continues a reaper that owes news of the step, now and from time to time.
-    pub(super) fn wake(&mut self, number: ProcessNumber, at: &Moment<'_>, out: &mut Actions) {
+    pub(in crate::core) fn wake(&mut self, number: ProcessNumber, at: &Moment<'_>, out: &mut Actions) {
         let next = at.now + WAKE_PAUSE;
         match self.process(number).map(|process| &mut process.stage) {
             Some(Stage::Launching { wake_at, .. }) => *wake_at = next,
@@ -114,7 +114,7 @@ impl Job {
         out.job(self.serial, JobAction::WakeReaper(number));
     }
 
-    pub(super) fn exited(
+    pub(in crate::core) fn exited(
         &mut self,
         number: ProcessNumber,
         status: ExitStatus,
@@ -130,7 +130,7 @@ impl Job {
 
     /// Handles a read of one of the step's pipes. The step has ended once its process has and its pipes are
     /// drained.
-    pub(super) fn read(
+    pub(in crate::core) fn read(
         &mut self,
         number: ProcessNumber,
         came: bool,
@@ -150,7 +150,7 @@ impl Job {
     }
 
     /// Ends the output of a step and asks for its report.
-    pub(super) fn finish(&mut self, index: usize, out: &mut Actions) {
+    pub(in crate::core) fn finish(&mut self, index: usize, out: &mut Actions) {
         let Some(process) = self.processes.get_mut(index) else { return };
         // Once an end was requested, the processes end one after the other. The log does not name those.
         let names_left = self.ending.is_none() && process.stop.is_none();
@@ -285,7 +285,7 @@ impl Job {
 
     /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the runtime
     /// reports. The job's other processes cannot be told from those of other killed reapers, so all are killed.
-    pub(super) fn reaper_lost(&mut self, number: Option<ProcessNumber>, out: &mut Actions) {
+    pub(in crate::core) fn reaper_lost(&mut self, number: Option<ProcessNumber>, out: &mut Actions) {
         let line = DaemonLine::ReaperKilled;
         out.push(Action::Notice(format!("job {}: {line}", self.key())));
         if self.closed.is_none() {
@@ -305,7 +305,7 @@ impl Job {
         self.processes.iter().position(|process| process.number == number)
     }
 
-    pub(super) fn process(&mut self, number: ProcessNumber) -> Option<&mut Process> {
+    pub(in crate::core) fn process(&mut self, number: ProcessNumber) -> Option<&mut Process> {
         self.processes.iter_mut().find(|process| process.number == number)
     }
 
