@@ -7,7 +7,7 @@ mod report;
 
 use std::sync::Arc;
 
-use super::{CommandResult, Verbosity, ci_job, terminal};
+use super::{CommandResult, Verbosity, ci_file, terminal};
 use crate::error::Exit;
 use crate::lang::ast::{Body, Function, Invocation, Part, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
@@ -86,7 +86,7 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
     let (ci_files, functions): (Vec<_>, Vec<_>) = targets.into_iter().partition(is_ci_file);
     for file in ci_files {
         report.count_file();
-        for (mut findings, text) in ci_job::check(&file.path)? {
+        for (mut findings, text) in ci_file::check(&file.path)? {
             arguments.allowed.filter(&mut findings);
             report.add(&findings, text.as_deref())?;
         }
@@ -116,7 +116,7 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
 
 /// True for a CI file. A text from stdin has no project, so it is none.
 fn is_ci_file(file: &CheckedFile) -> bool {
-    file.path.is_absolute() && file.read().is_ok_and(|text| ci_job::is_ci_file(&file.path, &text))
+    file.path.is_absolute() && file.read().is_ok_and(|text| ci_file::is_ci_file(&file.path, &text))
 }
 
 /// Returns all findings in one file. Without `calls` nothing is known of local functions.

@@ -11,7 +11,7 @@ use super::output::OutputOptions;
 use super::results::{self, Readers};
 use super::selection::new_id;
 use super::session::{self, FinishedJob};
-use super::{CommandResult, Verbosity, private, run};
+use super::{CommandResult, Verbosity, findings, private};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Request};
 use crate::config::EnvBase;
@@ -77,7 +77,7 @@ async fn run_with(
     interrupts
         .while_submitting(async {
             daemon.run(request).await.map_err(|refusal| {
-                run::shown_findings(&job.steps, STEPS).unwrap_or_else(|| failure(&refusal))
+                findings::of_document(&job.steps, STEPS).unwrap_or_else(|| failure(&refusal))
             })
         })
         .await?;

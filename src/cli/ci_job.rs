@@ -1,31 +1,23 @@
 //! `step-runner run --job`: a job of a CI file, here and now (ci.md §4). What the file means is decided by [`crate::ci`].
 
 mod clone;
-mod facts;
 mod jobs;
 mod listing;
-mod project;
-mod recognised;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use indexmap::IndexMap;
 
+use super::ci_file::{self, Project};
 use super::terminal;
 use super::text_file::read_text;
-use crate::ci::file::{self, CiFile, Source};
+use crate::ci::file::CiFile;
 use crate::ci::plan::Images;
 use crate::ci::variables::{Facts, Level, dotenv};
 use crate::error::{Exit, Failure};
-use crate::lang::diagnostic::Diagnostic;
 
 pub(super) use jobs::CiJobs;
 pub(super) use listing::{ListFormat, list};
-pub(super) use project::Project;
-pub(super) use recognised::is_ci_file;
-
-/// Name of a CI file.
-pub(super) const CI_FILE: &str = ".gitlab-ci.yml";
 
 /// Options for a job of a CI file.
 #[derive(clap::Args)]
@@ -99,7 +91,7 @@ impl Configuration {
         let mut all = options.variables()?;
         all.extend(given);
         let facts = project.facts();
-        match read(&project, &facts, &all, inputs) {
+        match ci_file::read(&project, &facts, &all, inputs) {
             Ok(file) => Ok(Self { project, file, facts, given: all }),
             Err(findings) => Err(project.refused(&findings)),
         }
@@ -113,46 +105,4 @@ impl Configuration {
             );
         }
     }
-}
-
-fn read(
-    project: &Project,
-    facts: &Facts,
-    given: &Level,
-    inputs: &IndexMap<String, String>,
-) -> Result<CiFile, Vec<Diagnostic>> {
-    file::read(&Source { path: project.ci_file(), files: project, inputs, facts, given })
-}
-
-/// Findings in one file, and its text if that can be read.
-pub(super) type OfFile = (Vec<Diagnostic>, Option<String>);
-
-/// Returns the findings in a CI file and in what it includes.
-pub(super) fn check(path: &Path) -> Result<Vec<OfFile>, Failure> {
-    let project = Project::of(&path.to_string_lossy())?;
-    let findings = match read(&project, &project.facts(), &Level::new(), &IndexMap::new()) {
-        Ok(file) => file.warnings,
-        Err(findings) => findings,
-    };
-    Ok(project.by_file(&findings))
-}
-
-/// Makes the failure of a command that wants a function file and got a CI file.
-pub(super) fn wants_a_job(path: &Path) -> Failure {
-    /// Maximum number of jobs that the message names.
-    const SHOWN: usize = 12;
-    let shown = path.display();
-    let file = Project::of(&path.to_string_lossy())
-        .ok()
-        .and_then(|project| read(&project, &project.facts(), &Level::new(), &IndexMap::new()).ok());
-    let names: Vec<String> = file.iter().flat_map(CiFile::full_names).map(super::states::printable).collect();
-    let more = if names.len() > SHOWN { ", …" } else { "" };
-    let named: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
-    let jobs =
-        if named.is_empty() { String::new() } else { format!("; its jobs: {}{more}", named.join(", ")) };
-    let example = named.first().map_or("NAME".to_owned(), |name| shell_words::quote(name).into_owned());
-    Failure::new(Exit::Usage, format!("{shown} is a CI file{jobs}")).with_remedy(format!(
-        "run one of its jobs: step-runner run --job {example} {}; all about them: --list-jobs",
-        shell_words::quote(&shown.to_string())
-    ))
 }

@@ -3,20 +3,18 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::Path;
-use std::string::FromUtf8Error;
-use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::check::Precheck;
-use super::ci_job;
-use super::excerpt::{self, Lines};
+use super::ci_file;
+use super::findings::{not_utf8, refused};
+use super::inputs;
 use super::inputs::Untyped;
 use super::made::{beginning_of, escape, is_reference, shown};
-use super::{inputs, terminal};
+use super::misnamed::rename;
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Body, Invocation, Reference, Step};
-use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::document::{REQUEST_LIMIT, parse_function, parse_request};
 use crate::lang::reference::DEFINITION_FILES;
 use crate::plan::check::calling_steps;
@@ -58,9 +56,9 @@ pub(super) fn read(
             let file =
                 DEFINITION_FILES.iter().map(|name| Path::new(target).join(name)).find(|file| file.exists());
             let file = file.ok_or_else(|| {
-                let ci_file = Path::new(target).join(ci_job::CI_FILE);
+                let ci_file = Path::new(target).join(ci_file::CI_FILE);
                 if ci_file.is_file() {
-                    return ci_job::wants_a_job(&ci_file);
+                    return ci_file::wants_a_job(&ci_file);
                 }
                 let none = refuse(format!("there is neither {} in {target}", DEFINITION_FILES.join(" nor ")));
                 none.with_remedy(rename(Path::new(target)).unwrap_or_else(|| TARGETS.to_owned()))
@@ -89,8 +87,8 @@ fn from_file(
     check: Option<&Precheck<'_>>,
 ) -> Result<Document, Failure> {
     let (text, name) = text_and_name(file, absolute)?;
-    if ci_job::is_ci_file(file, &text) {
-        return Err(ci_job::wants_a_job(file));
+    if ci_file::is_ci_file(file, &text) {
+        return Err(ci_file::wants_a_job(file));
     }
     if let Some(check) = check {
         check.file(file, &file.display().to_string(), &text)?;
@@ -101,22 +99,6 @@ fn from_file(
         parse_function(&text, &shown).map_err(|findings| refused(&[(&findings, Some(&text))]))?;
     }
     with_inputs(text, name, inputs)
-}
-
-/// Finds a file in `folder` whose name is nearly that of a definition file. Returns its name and the right one.
-pub(super) fn misnamed(folder: &Path) -> Option<(String, &'static str)> {
-    let nearly =
-        |name: &str| name.strip_suffix(".yml").map(|stem| [format!("{stem}.yaml"), format!("{stem}.YML")]);
-    let names = DEFINITION_FILES
-        .into_iter()
-        .flat_map(|name| nearly(name).into_iter().flatten().map(move |near| (near, name)));
-    names.into_iter().find(|(near, _)| folder.join(near).is_file())
-}
-
-/// Returns the advice to rename a misnamed definition file, if `folder` has one.
-pub(super) fn rename(folder: &Path) -> Option<String> {
-    let (found, name) = misnamed(folder)?;
-    Some(format!("there is a {found}, which is not looked for: rename it to {name}"))
 }
 
 /// Returns the text of a file and its name in the request.
@@ -144,17 +126,6 @@ fn read_all(source: impl std::io::Read, name: &str) -> Result<String, Failure> {
         return Err(refuse(format!("{name} is longer than {} MiB", REQUEST_LIMIT >> 20)));
     }
     String::from_utf8(bytes).map_err(|error| refused(&[(&[not_utf8(name, &error)], None)]))
-}
-
-/// Makes the finding for a text that is not UTF-8, at its first wrong byte.
-pub(super) fn not_utf8(file: &str, error: &FromUtf8Error) -> Diagnostic {
-    let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
-    let valid = String::from_utf8_lossy(valid);
-    let last = valid.rsplit('\n').next().unwrap_or_default();
-    let (line, column) = (valid.matches('\n').count() + 1, last.chars().count() + 1);
-    let at = Position { line: line as u32, column: column as u32 };
-    Diagnostic::error(Class::Yaml, &Arc::from(file), at, "the text is not UTF-8")
-        .with_help("save the file as UTF-8")
 }
 
 /// Makes a list of one step named `run`, which gets the inputs.
@@ -193,25 +164,6 @@ pub(super) fn local_references(text: &str, file: &str) -> Vec<String> {
 fn with_inputs(text: String, name: String, inputs: &[String]) -> Result<Document, Failure> {
     let inputs = inputs::read(&text, &shown(&name), inputs)?;
     Ok(Document { text, name, inputs })
-}
-
-/// Shows the findings as `check` does and returns the failure. Each document comes with its text, if that could be
-/// read.
-pub(super) fn refused(documents: &[(&[Diagnostic], Option<&str>)]) -> Failure {
-    for (findings, text) in documents {
-        let lines = text.map(Lines::of);
-        for finding in *findings {
-            terminal::say(&excerpt::render(finding, lines.as_ref(), true));
-        }
-    }
-    let all = documents.iter().flat_map(|(findings, _)| *findings);
-    let errors = all.filter(|finding| finding.severity == Severity::Error).count();
-    let errors = if errors == 1 { "1 error".to_owned() } else { format!("{errors} errors") };
-    let only = if let [(findings, _)] = documents { findings.first() } else { None };
-    refuse(match only {
-        Some(finding) => format!("{} has {errors}", finding.file),
-        None => format!("{errors} in {} files", documents.len()),
-    })
 }
 
 fn refuse(message: String) -> Failure {

@@ -97,6 +97,12 @@ pub(super) struct JobOptions {
     allowed: Allowed,
 }
 
+/// Jobs that a command runs, one after another.
+pub(super) trait Jobs {
+    /// Makes the request of the next job. `code` is the exit code of the one before.
+    fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure>;
+}
+
 fn positive_time(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(time) if time.is_zero() => Err("it must be longer than 0".to_owned()),

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use super::ci_job::{self, CiJobs, CiOptions, Configuration, ListFormat};
 use super::connection::ConnectionOptions;
 use super::document;
+use super::findings;
 use super::interrupts::{Interrupts, LAST_ANSWER_WAIT, OnInterrupt};
-use super::job::{JobOptions, Phrases};
+use super::job::{JobOptions, Jobs, Phrases};
 use super::output::OutputOptions;
 use super::plan;
 use super::private;
@@ -17,7 +18,6 @@ use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Error, Request};
 use crate::config::EnvBase;
 use crate::error::{Exit, Failure};
-use crate::lang::document::parse_request;
 use crate::net::Socket;
 
 /// Run a function and follow it to its end
@@ -179,12 +179,6 @@ async fn job_of_ci_file(
     Box::pin(alone(arguments, &mut jobs, EnvBase::List, verbosity)).await
 }
 
-/// Jobs that a command runs, one after another.
-pub(super) trait Jobs {
-    /// Makes the request of the next job. `code` is the exit code of the one before.
-    fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure>;
-}
-
 /// One job, whose request is made.
 struct OneJob(Option<Request>);
 
@@ -262,16 +256,10 @@ fn accepted(
 ) -> Result<(), Failure> {
     let Err(error) = answer else { return Ok(()) };
     let findings = match &error {
-        Error::Refused(_) => shown_findings(request.steps(), &made::shown(request.file_name())),
+        Error::Refused(_) => findings::of_document(request.steps(), &made::shown(request.file_name())),
         _ => None,
     };
     Err(findings.unwrap_or_else(|| refused(error)))
-}
-
-/// Shows the findings in a document as `check` does and returns the failure, or `None` if there are none.
-pub(super) fn shown_findings(steps: &str, file: &str) -> Option<Failure> {
-    let findings = parse_request(steps, file).err()?;
-    Some(document::refused(&[(&findings, Some(steps))]))
 }
 
 /// Runs the job with a daemon that outlives this command.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::excerpt::{self, Lines};
-use super::super::{Verbosity, document, terminal};
+use super::super::{Verbosity, findings as shown, terminal};
 use super::calls::CallGraph;
 use super::files::{CheckedFile, FileText};
 use super::{Allowed, findings};
@@ -77,7 +77,7 @@ impl Precheck<'_> {
             self.tell(&warnings);
             return Ok(());
         }
-        let failure = document::refused(
+        let failure = shown::refused(
             &broken.iter().map(|(found, text)| (&found[..], text.as_deref())).collect::<Vec<_>>(),
         );
         Err(if can_run { failure.with_remedy("correct that, or run with --no-check") } else { failure })

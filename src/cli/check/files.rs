@@ -5,7 +5,8 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::document::{misnamed, not_utf8, rename};
+use super::super::findings::not_utf8;
+use super::super::misnamed::{misnamed, rename};
 use crate::lang::ast::{Function, Reference};
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::document::{self, Checked, REQUEST_LIMIT};

@@ -8,9 +8,9 @@ use crate::builtin::ci::store::{ArtifactStore, caches_of};
 use crate::ci::job::{Circumstances, Dependency, Job, needed, of_file, standing};
 use crate::ci::plan::{Artifacts, Plan, Stores, plan};
 use crate::ci::variables::{Level, dotenv};
-use crate::cli::job::{JobOptions, Phrases};
+use crate::cli::job::{JobOptions, Jobs, Phrases};
 use crate::cli::states::printable;
-use crate::cli::{Verbosity, run, terminal};
+use crate::cli::{Verbosity, terminal};
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::text;
@@ -196,7 +196,7 @@ impl<'c> CiJobs<'c> {
     }
 }
 
-impl run::Jobs for CiJobs<'_> {
+impl Jobs for CiJobs<'_> {
     fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure> {
         let Some(name) = self.order.get(self.begun) else { return Ok(None) };
         let before = self.begun.checked_sub(1).and_then(|before| self.order.get(before));

@@ -8,7 +8,7 @@ use super::{CI_FILE, OfFile, facts};
 use crate::builtin::ci::store::FOLDER;
 use crate::ci::variables::Facts;
 use crate::ci::{Files, ReadError};
-use crate::cli::document;
+use crate::cli::findings;
 use crate::error::{Exit, Failure};
 use crate::lang::diagnostic::Diagnostic;
 use crate::lang::document::REQUEST_LIMIT;
@@ -61,16 +61,16 @@ impl Project {
         Ok(Self { root, ci_file })
     }
 
-    pub(super) fn root(&self) -> &Path {
+    pub(in crate::cli) fn root(&self) -> &Path {
         &self.root
     }
 
     /// Path of the CI file below the root.
-    pub(super) fn ci_file(&self) -> &str {
+    pub(in crate::cli) fn ci_file(&self) -> &str {
         &self.ci_file
     }
 
-    pub(super) fn facts(&self) -> Facts {
+    pub(in crate::cli) fn facts(&self) -> Facts {
         Facts {
             commit: facts::commit(&self.root),
             default_branch: Some(facts::default_branch(&self.root)),
@@ -82,7 +82,7 @@ impl Project {
     }
 
     /// Returns findings by the file that they are in, in the order of the files, each file with its text.
-    pub(super) fn by_file(&self, findings: &[Diagnostic]) -> Vec<OfFile> {
+    pub(in crate::cli) fn by_file(&self, findings: &[Diagnostic]) -> Vec<OfFile> {
         let mut files: indexmap::IndexMap<&str, Vec<Diagnostic>> = indexmap::IndexMap::new();
         for finding in findings {
             files.entry(&finding.file).or_default().push(finding.clone());
@@ -99,7 +99,7 @@ impl Project {
         let files = self.by_file(findings);
         let files: Vec<(&[Diagnostic], Option<&str>)> =
             files.iter().map(|(findings, text)| (findings.as_slice(), text.as_deref())).collect();
-        document::refused(&files)
+        findings::refused(&files)
     }
 }
 
