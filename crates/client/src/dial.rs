@@ -178,22 +178,46 @@ fn start(connector: &Connector) -> Result<Opened, DialError> {
 
 async fn open_socket(socket: &Socket) -> Result<Opened, DialError> {
     let path = socket.path();
-    let stream = UnixStream::connect(path).await.map_err(|source| {
-        let path = path.to_owned();
-        match source.kind() {
-            // Connecting to a regular file is "refused" too.
-            io::ErrorKind::ConnectionRefused if is_other_file(socket) => DialError::NotASocket,
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                DialError::NoDaemon { path, source }
-            }
-            _ => DialError::Connect { path, source },
-        }
-    })?;
+    let stream = UnixStream::connect(path).await.map_err(|source| refused(socket, source))?;
     socket.check_peer(&stream)?;
     let (transport, name) = (Transport::Socket(stream), socket.path().display().to_string());
     Ok(Opened { transport, name, kind: None, stderr_tail: StderrTail::default(), ended: None })
 }
 
+/// Translates the kernel's answer to a connection that it did not make.
+fn refused(socket: &Socket, source: io::Error) -> DialError {
+    let path = socket.path().to_owned();
+    match source.kind() {
+        // Connecting to a regular file is "refused" too.
+        io::ErrorKind::ConnectionRefused if is_other_file(socket) => DialError::NotASocket,
+        // Reset: the daemon ended before it accepted the connection.
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
+            DialError::NoDaemon { path, source }
+        }
+        _ => DialError::Connect { path, source },
+    }
+}
+
 fn is_other_file(socket: &Socket) -> bool {
     std::fs::metadata(socket.path()).is_ok_and(|file| !file.file_type().is_socket())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_ends_while_its_socket_is_connected_to_is_awaited_like_one_that_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let socket = Socket::named(&path).unwrap();
+        for gone in
+            [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused, io::ErrorKind::ConnectionReset]
+        {
+            assert_eq!(refused(&socket, gone.into()).repeats(), Repeats::UntilTheLimit, "{gone}");
+        }
+        assert_eq!(refused(&socket, io::ErrorKind::PermissionDenied.into()).repeats(), Repeats::Never);
+        std::fs::write(&path, "").unwrap();
+        assert!(matches!(refused(&socket, io::ErrorKind::ConnectionRefused.into()), DialError::NotASocket));
+    }
 }
