@@ -264,16 +264,25 @@ impl Tally {
 }
 
 impl JobFolder {
-    /// Removes the job's file variables at its end, as record and journal name them.
+    /// Removes the job's file variables at its end, as record and journal name them. A device that has lost a part of the
+    /// journal keeps no file whose name is in the rest.
     pub fn remove_file_variables(&self) -> Result<(), FilesLeft> {
-        match self.read_job() {
-            Ok(job) => remove(self.key(), &job.record, &job.journal.files),
-            Err(reason) => Err(FilesLeft {
-                has_content: true,
-                count: 1,
-                first: self.error("read", "job.json")(io::Error::other(reason)),
-            }),
+        let mut left = Tally::default();
+        match self.read_record() {
+            Ok(record) => {
+                let (journal, damage) = self.read_good_journal();
+                remove_all(self.key(), &record, &journal.files, &mut left);
+                if let Some(reason) = damage {
+                    note_unnamed(&record, &journal.files, &reason, &mut left);
+                }
+            }
+            Err(reason) => {
+                let StoreError { path, source, .. } =
+                    self.error("read", "job.json")(io::Error::other(reason));
+                left.add(&path, source, true);
+            }
         }
+        left.result()
     }
 }
 
@@ -281,6 +290,11 @@ impl JobFolder {
 /// unfinished ones, and the directory if it is empty.
 pub fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> Result<(), FilesLeft> {
     let mut left = Tally::default();
+    remove_all(key, record, written, &mut left);
+    left.result()
+}
+
+fn remove_all(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)], left: &mut Tally) {
     if let Some(first) = record.files.first().map(Path::new) {
         let removed = match open_parent(first) {
             Ok(dir) => remove_temporaries(key, dir.as_fd(), record.files.len()),
@@ -290,8 +304,16 @@ pub fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -
             left.add(first.parent().unwrap_or(first), error, true);
         }
     }
-    remove_written(record, written, &mut left);
-    left.result()
+    remove_written(record, written, left);
+}
+
+/// Counts files that are there and that no event in `written` names: they may be the job's.
+fn note_unnamed(record: &JobRecord, written: &[(String, u64, u64)], reason: &str, left: &mut Tally) {
+    let is_named = |path: &&String| written.iter().any(|(named, ..)| named == *path);
+    let unnamed = record.files.iter().filter(|path| !is_named(path)).map(Path::new);
+    for path in unnamed.filter(|path| files::stat_at(CWD, *path).is_ok()) {
+        left.add(path, io::Error::other(reason.to_owned()), true);
+    }
 }
 
 /// Like [`remove`], for a job whose folder has left its place. Unfinished files stay, because another job with the same

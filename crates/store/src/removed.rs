@@ -96,8 +96,9 @@ impl Removed {
         let Some(key) = self.with_files else { return Ok(()) };
         let folder = JobFolder::named(Arc::clone(&self.shared), key, &self.name.to_string_lossy());
         // Without a record nobody knows of any.
-        let Ok(job) = folder.read_job() else { return Ok(()) };
-        file_vars::remove_named(&job.record, &job.journal.files).map_err(file_vars::FilesLeft::into_first)
+        let Ok(record) = folder.read_record() else { return Ok(()) };
+        let (journal, _) = folder.read_good_journal();
+        file_vars::remove_named(&record, &journal.files).map_err(file_vars::FilesLeft::into_first)
     }
 
     fn delete_all_but_record(&self, goes_on: &dyn Fn() -> bool) -> io::Result<Option<()>> {

@@ -95,15 +95,23 @@ pub struct Leftover {
 impl Journal {
     /// Parses a journal. An error is the reason, for the operator. A torn tail is not an error.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
+        match Self::read_good(bytes) {
+            (journal, None) => Ok(journal),
+            (_, Some(reason)) => Err(reason),
+        }
+    }
+
+    /// Parses a journal as far as it is good. The second part says what is wrong behind that.
+    fn read_good(bytes: &[u8]) -> (Self, Option<String>) {
         let mut journal = Self::default();
         for record in Reader::<Event>::new(bytes) {
             match record {
                 Ok(record) => journal.apply(record.event),
                 Err(damage) if damage.kind == DamageKind::Torn => journal.torn = Some(damage.at),
-                Err(damage) => return Err(format!("journal: {damage}")),
+                Err(damage) => return (journal, Some(format!("journal: {damage}"))),
             }
         }
-        Ok(journal)
+        (journal, None)
     }
 
     fn apply(&mut self, event: Event) {
@@ -231,7 +239,7 @@ impl JobFolder {
     }
 
     /// Reads the record. An error is the reason, for the operator.
-    fn read_record(&self) -> Result<JobRecord, String> {
+    pub(super) fn read_record(&self) -> Result<JobRecord, String> {
         self.find_record()?.ok_or_else(|| "job.json: there is none".to_owned())
     }
 
@@ -279,10 +287,18 @@ impl JobFolder {
 
     /// Reads the journal; a missing file counts as empty. An error is the reason, for the operator.
     pub fn read_journal(&self) -> Result<Journal, String> {
+        match self.read_good_journal() {
+            (journal, None) => Ok(journal),
+            (_, Some(reason)) => Err(reason),
+        }
+    }
+
+    /// Reads the journal as far as it is good. The second part says what is wrong behind that.
+    pub(super) fn read_good_journal(&self) -> (Journal, Option<String>) {
         match super::read_record(&self.shared.jobs, &self.inside("journal"), MAX_FILE) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Journal::default()),
-            Err(error) => Err(format!("journal: {error}")),
-            Ok(bytes) => Journal::read(&bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (Journal::default(), None),
+            Err(error) => (Journal::default(), Some(format!("journal: {error}"))),
+            Ok(bytes) => Journal::read_good(&bytes),
         }
     }
 }

@@ -202,3 +202,22 @@ impl FileErrorFor {
         StoreError { action: "write", path: PathBuf::new(), source }.reason()
     }
 }
+
+#[test]
+fn fault_99_a_device_that_lost_a_part_of_the_journal_keeps_no_file_that_the_rest_names() {
+    let case = Case::new();
+    let (job_folder, _) = case.job("1", &["A", "B"]);
+    write_all(&job_folder, &case.variables(&["A", "B"])).unwrap();
+    let journal = job_folder.path("journal");
+    let good = fs::read(&journal).unwrap();
+    fs::write(&journal, [&good, &b"\"crc32\":\"09f08a47\"}\n"[..], &good].concat()).unwrap();
+    job_folder.remove_file_variables().unwrap();
+    assert!(!case.directory().exists());
+    // A file that the good part does not name may be anybody's, and may hold a secret.
+    write_all(&job_folder, &case.variables(&["A", "B"])).unwrap();
+    let first = good.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    fs::write(&journal, [&good[..first], &b"lost\n"[..]].concat()).unwrap();
+    let left = job_folder.remove_file_variables().unwrap_err();
+    assert!(left.has_content && left.path().ends_with("B"), "{left}: {}", left.path().display());
+    assert!(case.names().contains(&"B".to_owned()));
+}
