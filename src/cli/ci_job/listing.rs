@@ -9,7 +9,7 @@ use crate::ci::job::{Circumstances, Standing, needed, of_file, standing};
 use crate::ci::plan::plan;
 use crate::ci::variables::Level;
 use crate::cli::states::printable;
-use crate::cli::terminal;
+use crate::cli::{secrets, terminal};
 use crate::error::Failure;
 use crate::lang::diagnostic::Diagnostic;
 use crate::model::text;
@@ -63,7 +63,7 @@ fn listed(configuration: &Configuration, options: &CiOptions) -> Result<Vec<List
                 Err(findings) => findings.iter().map(reason).collect(),
                 Ok(job) => plan(&job, options.images(), None)
                     .err()
-                    .map(|refused| text::for_people(&refused.0).into_owned())
+                    .map(|refused| text::for_people(&secrets::hide(&refused.0)).into_owned())
                     .into_iter()
                     .collect(),
             };
@@ -85,7 +85,7 @@ fn listed(configuration: &Configuration, options: &CiOptions) -> Result<Vec<List
 /// Returns a finding without its place.
 fn reason(finding: &Diagnostic) -> String {
     let help = finding.help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
-    text::for_people(&format!("{}{help}", finding.message)).into_owned()
+    text::for_people(&secrets::hide(&format!("{}{help}", finding.message))).into_owned()
 }
 
 fn words(standing: &Standing) -> String {
