@@ -4,6 +4,8 @@
 use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 
+use serde_json::json;
+
 use crate::fake_gitlab::RUNNER;
 use crate::scene::Scene;
 use crate::support::user::{self, Place};
@@ -99,4 +101,29 @@ fn a22_a_job_of_the_agents_own_user_can_find_the_token_and_the_agent_warns() {
     scene.start();
     assert_eq!(found(&scene, &folder), [scene.path("agent.toml").display().to_string()]);
     assert!(scene.said().contains("its jobs run as the agent's own user"), "{}", scene.said());
+}
+
+/// The agent's own lines are masked by itself: no daemon has seen them.
+#[test]
+fn what_the_agent_says_of_a_job_shows_none_of_its_secrets() {
+    let mut scene = Scene::new();
+    scene.start();
+    let secret = json!({"key": "SECRET", "value": "canary-of-a-registry", "masked": true});
+    let warned = scene.gitlab.add(|job| {
+        let attempts = json!({"key": "GET_SOURCES_ATTEMPTS", "value": "$CI_JOB_TOKEN"});
+        let timeout = json!({"key": "RUNNER_SCRIPT_TIMEOUT", "value": "x-$SECRET"});
+        job["variables"].as_array_mut().unwrap().extend([secret.clone(), attempts, timeout]);
+        job["steps"][0]["script"] = json!(["true"]);
+    });
+    let ended = scene.gitlab.ended(warned);
+    assert!(ended.text().contains("GET_SOURCES_ATTEMPTS is \"[MASKED]\""), "{}", ended.text());
+    assert!(ended.text().contains("RUNNER_SCRIPT_TIMEOUT is \"x-[MASKED]\""), "{}", ended.text());
+    assert!(!ended.text().contains(&ended.token), "{}", ended.text());
+    let refused = scene.gitlab.add(|job| {
+        job["variables"].as_array_mut().unwrap().push(secret);
+        job["image"] = json!({"name": "$SECRET/image"});
+    });
+    let text = scene.gitlab.ended(refused).text();
+    assert!(text.contains("([MASKED]/image)") && !text.contains("canary"), "{text}");
+    assert!(!scene.said().contains("canary"), "{}", scene.said());
 }

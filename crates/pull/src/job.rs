@@ -18,10 +18,11 @@ use super::daemons::Daemons;
 use super::environment::Environment;
 use super::folder::JobFolder;
 use super::follow::{self, OfJob};
+use super::mask::Mask;
 use super::order::{Engines, Failed, Order};
 use super::request;
 use super::settings::Settings;
-use super::wanted::{Mask, Wanted};
+use super::wanted::Wanted;
 use step_runner_agent::final_update::{TraceSum, body};
 use step_runner_agent::lifecycle::{Action, CancelHow, Event, Job, RunAnswer};
 use step_runner_agent::names::Names;
@@ -77,8 +78,8 @@ pub(super) struct OfEntry {
     pub(super) api: Api,
 }
 
-/// An environment, what the job asks of it, and the job's secrets.
-type Asked = (Arc<Environment>, Wanted, Mask);
+/// An environment, and what the job asks of it.
+type Asked = (Arc<Environment>, Wanted);
 
 /// A job at work.
 pub(super) struct JobTask {
@@ -307,10 +308,11 @@ impl JobTask {
             (Some(address), None) => format!("  with the daemon at {address}"),
             (None, None) => "  with a daemon of its own".to_owned(),
         });
+        let mask = Mask::new(record, made.as_ref().ok().map(|(job, _)| job));
         let work = match made {
             Err(unusable) => Err((EnvironmentFailure::Configuration, unusable.0)),
             Ok((job, project)) => {
-                lines.extend(request::warnings(&job, &self.settings));
+                lines.extend(request::warnings(&job, &self.settings).iter().map(|line| mask.line(line)));
                 match request::refused(&job, &self.settings) {
                     Some(text) => Err((EnvironmentFailure::Configuration, text)),
                     None => self.wanted(&job, &project),
@@ -326,8 +328,8 @@ impl JobTask {
                 events.send(Event::Line(line)).await.ok();
             }
             let result = match work {
-                Err(failure) => Err(failure),
-                Ok(Some((environment, wanted, mask))) => {
+                Err((failure, text)) => Err((failure, mask.line(&text))),
+                Ok(Some((environment, wanted))) => {
                     let order = Order { wanted: &wanted, mask: &mask, lifetime, events: &events };
                     match environment.prepare(order, &daemons, stopped).await {
                         Ok(()) => Ok(()),
@@ -354,7 +356,7 @@ impl JobTask {
         };
         let record = self.job.record();
         let wanted = Wanted::of(record, job, project, &self.settings, &provider, &self.server)?;
-        Ok(Some((Arc::clone(environment), wanted, Mask::new(record, job))))
+        Ok(Some((Arc::clone(environment), wanted)))
     }
 
     /// Returns the address of the job's daemon; `None`: the agent's own.

@@ -19,6 +19,7 @@ mod follow;
 pub mod info;
 mod job;
 mod kube;
+mod mask;
 mod order;
 pub mod place;
 mod program;

@@ -11,8 +11,9 @@ use tokio::sync::mpsc::Sender;
 
 use super::container::SOCKET;
 use super::engine::Trouble;
+use super::mask::Mask;
 use super::program::Programs;
-use super::wanted::{Mask, Wanted};
+use super::wanted::Wanted;
 use step_runner_agent::lifecycle::Event;
 use step_runner_agent::outcome::EnvironmentFailure;
 

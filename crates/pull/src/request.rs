@@ -4,6 +4,7 @@
 use serde_json::{Value as Json, json};
 
 use super::info::{REVISION, VERSION, platform};
+use super::mask::Mask;
 use super::settings::Settings;
 use step_runner_agent::answer::text::TOKEN_PREFIXES;
 use step_runner_agent::names::{Names, short_token};
@@ -100,7 +101,8 @@ pub(super) fn request(
     }
     // Without a provider the job was refused before, unless its image is ignored.
     let images = if settings.has_environments() { Images::Provided } else { Images::Ignored };
-    let plan = plan::plan(&job, images, Some(&stores)).map_err(|refused| Unusable(refused.0))?;
+    let refused = |plan::Refused(text)| Unusable(Mask::new(record, Some(&job)).line(&text));
+    let plan = plan::plan(&job, images, Some(&stores)).map_err(refused)?;
     let Plan { steps, stages, inputs, variables, phrases, token_prefixes, cleanup_timeout, .. } = plan;
     let id = JobId::parse(&Names::new(server, record.job).daemon_job)
         .map_err(|error| Unusable(format!("the job has no usable name: {error}")))?;

@@ -7,7 +7,6 @@ use serde_json::Value as Json;
 
 use super::request;
 use super::settings::{Provider, Settings};
-use step_runner_agent::answer::text;
 use step_runner_agent::config::EntryService;
 use step_runner_agent::environment::{
     AuthFile, Overwrite, PullPolicy, Rules, aliases, image, is_allowed, is_reference, overwritten,
@@ -32,12 +31,6 @@ const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 
 /// Name of the job's container for its services.
 const BUILD: &str = "build";
-
-/// Shown instead of a secret.
-const HIDDEN: &str = "[MASKED]";
-
-/// Shortest secret that is looked for: shorter ones would hide single letters.
-const SHORTEST_SECRET: usize = 4;
 
 /// Longest value of a service's variable: engines read files of variables by lines of at most 64 KiB.
 const LONGEST_VALUE: usize = 60 << 10;
@@ -152,30 +145,6 @@ impl<'e> Offer<'e> {
             }
         }
         amounts
-    }
-}
-
-/// Replaces a job's secrets in lines of the agent.
-#[derive(Clone)]
-pub(super) struct Mask(Vec<String>);
-
-impl Mask {
-    /// Takes the secrets of a job.
-    pub(super) fn new(record: &Record, job: &Job) -> Self {
-        let masked = job.variables.iter().filter(|variable| variable.masked);
-        let values = masked.map(|variable| variable.value.replace("$$", "$"));
-        let mut secrets: Vec<String> = values.chain(job.phrases.iter().cloned()).collect();
-        secrets.push(record.token.expose().to_owned());
-        secrets.retain(|secret| secret.len() >= SHORTEST_SECRET);
-        // A secret may hold another one.
-        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        Self(secrets)
-    }
-
-    /// Returns a text on one line, without secrets.
-    pub(super) fn line(&self, line: &str) -> String {
-        let hidden = self.0.iter().fold(line.to_owned(), |line, secret| line.replace(secret, HIDDEN));
-        text::clean(&hidden, &[])
     }
 }
 
@@ -387,15 +356,6 @@ mod tests {
     fn the_folders_above_a_project() {
         assert_eq!(parents("/builds/ab/0/g/p", "/builds/"), ["ab", "ab/0", "ab/0/g"]);
         assert_eq!(parents("/builds/x", "/builds"), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a29_secrets_are_hidden_the_longer_ones_first() {
-        let mask = Mask(vec!["secret-and-more".to_owned(), "secret".to_owned()]);
-        assert_eq!(
-            mask.line("a secret-and-more, a secret\nglpat-abc"),
-            "a [MASKED], a [MASKED]\\nglpat-[MASKED]"
-        );
     }
 
     #[test]

@@ -85,7 +85,10 @@ fn without_tokens(text: &str, prefix: &str) -> String {
     for piece in pieces {
         let in_token = |c: char| c.is_ascii_alphanumeric() || "-_.=".contains(c);
         shown.push_str(prefix);
-        shown.push_str(HIDDEN);
+        // What a daemon has hidden stays as it is.
+        if !piece.starts_with(HIDDEN) {
+            shown.push_str(HIDDEN);
+        }
         shown.push_str(piece.trim_start_matches(in_token));
     }
     shown
