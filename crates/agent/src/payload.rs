@@ -36,8 +36,20 @@ pub struct Content {
     pub credentials: Vec<Credential>,
     /// Time limit.
     pub timeout: Duration,
-    /// True if the log goes to the server as it is, with times.
-    pub has_timestamps: bool,
+}
+
+impl Content {
+    /// True if the log goes to the server as it is, with times: unless the job's `FF_TIMESTAMPS`, or that in the variables
+    /// `of_entry`, says otherwise.
+    pub fn has_timestamps(&self, of_entry: &[(String, String)]) -> bool {
+        let of_job = self.job.variables.iter().rev();
+        let mut of_job =
+            of_job.filter(|variable| !variable.file).map(|variable| (&variable.key, &variable.value));
+        let mut of_entry = of_entry.iter().rev().map(|(key, value)| (key, value));
+        let is_it = |(key, _): &(&String, &String)| *key == "FF_TIMESTAMPS";
+        let last = of_job.find(is_it).or_else(|| of_entry.find(is_it));
+        last.is_none_or(|(_, value)| !["false", "0", "f", "F", "FALSE", "False"].contains(&&**value))
+    }
 }
 
 /// A login at a registry.
@@ -88,15 +100,11 @@ fn content(job: Job, json: &Json) -> Content {
         let texts = json.and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_str);
         texts.map(str::to_owned).collect()
     };
-    let last = job.variables.iter().rev().find(|variable| variable.key == "FF_TIMESTAMPS" && !variable.file);
-    let has_timestamps =
-        last.is_none_or(|variable| !["false", "0", "f", "F", "FALSE", "False"].contains(&&*variable.value));
     Content {
         project: json.get("job_info").and_then(|info| info.get("project_id")).and_then(Json::as_u64),
         failure_reasons: texts(json.get("features").and_then(|features| features.get("failure_reasons"))),
         credentials: credentials(json),
         timeout: job.timeout.unwrap_or_default(),
-        has_timestamps,
         job,
     }
 }
@@ -140,10 +148,8 @@ mod tests {
         let taken = take(&payload(|_| {})).unwrap();
         let content = taken.content.unwrap();
         assert_eq!((taken.id, taken.token.expose()), (1001, "glcbt-64_x"));
-        assert_eq!(
-            (content.project, content.timeout, content.has_timestamps),
-            (Some(5), Duration::from_mins(10), true)
-        );
+        assert_eq!((content.project, content.timeout), (Some(5), Duration::from_mins(10)));
+        assert!(content.has_timestamps(&[]));
         assert_eq!(content.failure_reasons, BTreeSet::from(["unknown_failure".to_owned()]));
         assert_eq!(content.credentials.len(), 1);
         assert!(!format!("{:?}", content.credentials).contains("hunter22"));
@@ -153,7 +159,15 @@ mod tests {
     fn times_in_the_trace_can_be_switched_off() {
         for (value, wanted) in [("false", false), ("0", false), ("true", true), ("", true), ("x", true)] {
             let body = payload(|json| json["variables"] = json!([{"key": "FF_TIMESTAMPS", "value": value}]));
-            assert_eq!(take(&body).unwrap().content.unwrap().has_timestamps, wanted, "{value}");
+            let of_entry = [("FF_TIMESTAMPS".to_owned(), value.to_owned())];
+            assert_eq!(take(&body).unwrap().content.unwrap().has_timestamps(&[]), wanted, "{value}");
+            let plain = take(&payload(|_| {})).unwrap().content.unwrap();
+            assert_eq!(plain.has_timestamps(&of_entry), wanted, "{value} in the entry");
+        }
+        let of_entry = [("FF_TIMESTAMPS".to_owned(), "false".to_owned())];
+        for (value, wanted) in [("true", true), ("false", false)] {
+            let body = payload(|json| json["variables"] = json!([{"key": "FF_TIMESTAMPS", "value": value}]));
+            assert_eq!(take(&body).unwrap().content.unwrap().has_timestamps(&of_entry), wanted, "{value}");
         }
     }
 

@@ -289,7 +289,9 @@ impl Scheduler {
     fn end_once(&mut self, now: Moment) {
         let is_over =
             self.once.as_ref().and_then(|once| once.deadline).is_some_and(|deadline| deadline <= now);
-        if is_over && self.entries.values().all(|entry| entry.has_tried || entry.limits.is_none()) {
+        // Without space no entry can try.
+        let have_tried = self.entries.values().all(|entry| entry.has_tried || entry.limits.is_none());
+        if is_over && (have_tried || !self.has_space) {
             self.stop.drain();
         }
     }

@@ -34,6 +34,7 @@ use step_runner_agent::routing::{Base, Call};
 use step_runner_agent::scheduler::{Action, EntryId, Event, Exit, Once, RequestId, Scheduler, Signal, Told};
 use step_runner_agent::tokens::Token;
 use step_runner_model::error::{Chain, Exit as ExitCode, Failure};
+use step_runner_model::text;
 use step_runner_system::files::free_space;
 
 /// Space that the state needs, in bytes. Below it no entry asks.
@@ -96,6 +97,8 @@ struct Agency {
     actions: Vec<Action>,
     /// State of the file at the last reading.
     seen: Option<SystemTime>,
+    /// True while there is too little space for the state.
+    is_short: bool,
 }
 
 /// Runs the agent until a signal or its one job ends it. Returns its exit code.
@@ -126,6 +129,7 @@ pub async fn run(options: Options) -> Result<u8, Failure> {
         messages,
         has_taken: false,
         actions: Vec::new(),
+        is_short: false,
     };
     // Jobs of earlier agents hold their slots before any entry asks.
     agency.adopt(Apis::new(config.connection_max_age));
@@ -236,8 +240,25 @@ impl Agency {
             let tell = move || drop(messages.send(Message::Rotated));
             self.rotation.see_to(*id, &served.entry, &served.api, &self.around, &self.options.config, tell);
         }
+        let is_enough = self.has_space();
+        if self.is_short == is_enough {
+            self.is_short = !is_enough;
+            let path = self.state.path.display();
+            if is_enough {
+                tracing::info!("there is space for the state again at {path}");
+            } else {
+                let needed = text::size(SPACE);
+                tracing::warn!(
+                    "no space for the state at {path}, so no request for a job: {needed} are to be free"
+                );
+            }
+        }
+        Event::Disk { is_enough }
+    }
+
+    fn has_space(&self) -> bool {
         let free = fs::File::open(&self.state.path).and_then(free_space);
-        Event::Disk { is_enough: free.is_ok_and(|free| free.shortage(SPACE).is_none()) }
+        free.is_ok_and(|free| free.shortage(SPACE).is_none())
     }
 
     /// Removes what earlier runs left at the engines of the entries.
@@ -429,7 +450,9 @@ impl Agency {
             token,
             project,
             failure_reasons: content.as_ref().map(|found| found.failure_reasons.clone()).unwrap_or_default(),
-            has_timestamps: content.as_ref().is_none_or(|content| content.has_timestamps),
+            has_timestamps: content
+                .as_ref()
+                .is_none_or(|content| content.has_timestamps(&served.entry.environment)),
             is_debug: content.as_ref().is_some_and(|content| content.job.settings.debug_trace),
             output_limit: served.entry.output_limit,
             timeout: content.as_ref().map_or(UNREAD_TIMEOUT, |content| content.timeout),

@@ -123,8 +123,10 @@ pub struct Locked {
 }
 
 impl Locked {
-    /// Locks the file and reads it.
+    /// Locks the file and reads it. A link leads to the file that is meant, which stays where it is.
     pub fn take(path: &Path) -> Result<Self, ConfigFailure> {
+        let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let path = &*real;
         let cannot = |error| ConfigFailure::File(path.to_owned(), error);
         make_folder(path.parent().unwrap_or(path)).map_err(cannot)?;
         let mut name = path.file_name().unwrap_or_default().to_owned();

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
@@ -121,6 +121,12 @@ impl State {
             );
         }
         make_folder(&path.join("jobs")).map_err(cannot)?;
+        let found = fs::metadata(&path).map_err(cannot)?;
+        if let Some(why) = unsafe_because(found.uid(), found.mode(), rustix::process::geteuid().as_raw()) {
+            let text = format!("the folder {} {why}", path.display());
+            return Err(Failure::new(Exit::Configuration, text)
+                .with_remedy("run `chmod 700` on it as its owner, or name another with --state-dir"));
+        }
         let file = OpenOptions::new().write(true).read(true).create(true).truncate(false).mode(0o600).clone();
         let file = file.open(path.join("lock")).map_err(cannot)?;
         let held = |error| {
@@ -142,6 +148,15 @@ impl State {
     pub(super) fn of_jobs(&self, name: &str) -> String {
         self.path.join(name).display().to_string()
     }
+}
+
+/// Returns why others could take the agent's records away, in a folder of this owner and mode.
+fn unsafe_because(owner: u32, mode: u32, own: u32) -> Option<String> {
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    if owner != own {
+        return Some(format!("belongs to user {owner}, not to {own}"));
+    }
+    (mode & WRITABLE_BY_OTHERS != 0).then(|| format!("can be written by others (mode {:04o})", mode & 0o7777))
 }
 
 /// Returns the random id of a state folder, which is made once.
@@ -184,5 +199,15 @@ mod tests {
             let new = system_id(&config).unwrap();
             assert!(is_system_id(&new) && new != wrong, "{wrong}: {new}");
         }
+    }
+
+    #[test]
+    fn a_folder_that_others_can_change_is_refused() {
+        let refused = |owner, mode| unsafe_because(owner, mode, 7).unwrap_or_default();
+        for mode in [0o40700, 0o40755, 0o42750] {
+            assert_eq!(refused(7, mode), "", "{mode:o}");
+        }
+        assert!(refused(8, 0o40700).contains("belongs to user 8, not to 7"));
+        assert!(refused(7, 0o40777).contains("(mode 0777)") && refused(7, 0o42770).contains("(mode 2770)"));
     }
 }
