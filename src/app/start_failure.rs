@@ -20,8 +20,12 @@ pub(super) fn open_failure(error: OpenError, socket: &Path, named: bool) -> Fail
         }
         OpenError::InUse { pid, .. } => {
             let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-            Failure::new(Exit::Failure, format!("already serving on {}{pid}", socket.display()))
-                .with_remedy("use the daemon that is there, or name another --socket and --state-dir")
+            Failure::new(Exit::Failure, format!("already serving on {}{pid}", socket.display())).with_remedy(
+                or_unreachable(
+                    socket,
+                    "use the daemon that is there, or name another --socket and --state-dir",
+                ),
+            )
         }
         OpenError::NewerFormat { .. } => Failure::new(Exit::NewerState, error),
         error => start_failure(error),
@@ -29,12 +33,26 @@ pub(super) fn open_failure(error: OpenError, socket: &Path, named: bool) -> Fail
 }
 
 pub(super) fn claim_failure(error: socket::ClaimError) -> Failure {
-    let taken = matches!(error, socket::ClaimError::AlreadyServing { .. });
+    let taken = match &error {
+        socket::ClaimError::AlreadyServing { path, .. } => Some(path.clone()),
+        _ => None,
+    };
     let failure = start_failure(error);
-    if taken {
-        failure.with_remedy("use it if it is a step-runner; if it is something else, name another --socket")
+    match taken {
+        Some(path) => failure.with_remedy(or_unreachable(
+            &path,
+            "use it if it is a step-runner; if it is something else, name another --socket",
+        )),
+        None => failure,
+    }
+}
+
+/// Returns the remedy for a daemon that serves already, or for one that nobody reaches any more.
+fn or_unreachable(socket: &Path, remedy: &'static str) -> &'static str {
+    if socket.exists() {
+        remedy
     } else {
-        failure
+        "its socket was removed, so nobody reaches it: `kill -9` it and start this again, and its jobs go on"
     }
 }
 

@@ -23,6 +23,7 @@ use super::order::{Engines, Failed, Order};
 use super::request;
 use super::settings::Settings;
 use super::wanted::Wanted;
+use step_runner_agent::answer::Answer;
 use step_runner_agent::final_update::{TraceSum, body};
 use step_runner_agent::lifecycle::{Action, CancelHow, Event, Job, RunAnswer};
 use step_runner_agent::names::Names;
@@ -266,8 +267,18 @@ impl JobTask {
         let (api, token, job) = (self.api.clone(), record.token.clone(), record.job);
         self.answer(async move {
             let result = api.call(&call, &token, None, Content::Trace(from, bytes)).await;
-            if let Err(error) = &result {
-                tracing::warn!(job, error = %Chain(error), "no answer to a piece of the trace");
+            match &result {
+                Ok(response) if is_refused(&response.answer) => {
+                    tracing::warn!(
+                        job,
+                        "the server refuses a piece of the trace: {}",
+                        response.message(&token)
+                    );
+                }
+                Err(error) => {
+                    tracing::warn!(job, error = %Chain(error), "no answer to a piece of the trace");
+                }
+                Ok(_) => {}
             }
             Event::Traced(reply(&result))
         });
@@ -477,6 +488,11 @@ impl JobTask {
             Event::FinishAnswered(is_answered(&client.finish(&id).await))
         });
     }
+}
+
+/// True if the server refuses a piece of a trace, and does not say that the job is over or how much it has.
+const fn is_refused(answer: &Answer) -> bool {
+    answer.status >= 400 && answer.job_status.is_none() && answer.range.is_none()
 }
 
 fn millis(time: Duration) -> u64 {

@@ -54,6 +54,12 @@ pub(super) fn warnings(job: &Job, settings: &Settings) -> Vec<String> {
             "WARNING: the job's image and services are ignored: it runs in this environment".to_owned(),
         );
     }
+    if chosen_dir(job).is_some() && chosen_below(job, base(settings)).is_none() {
+        lines.push(format!(
+            "WARNING: {CLONE_PATH} has no effect: it is not below the builds directory {} (CI_BUILDS_DIR)",
+            base(settings)
+        ));
+    }
     if !job.caches.is_empty() && settings.cache_dir.is_none() {
         lines
             .push("WARNING: the job's caches are left out: the runner's entry has no `cache_dir`".to_owned());
@@ -129,16 +135,29 @@ pub(super) fn request(
 
 /// Returns the project's directory: one for each runner and concurrent job of the project.
 fn project_dir(job: &Job, payload: &Json, record: &Record, settings: &Settings, server: &Base) -> String {
-    let base = settings.builds_dir.trim_end_matches('/');
-    let chosen = job.variables.iter().rev().find(|variable| variable.key == CLONE_PATH && !variable.file);
-    if let Some(path) =
-        chosen.and_then(|variable| below(base, &variable.value.replace("$CI_BUILDS_DIR", base)))
-    {
+    let base = base(settings);
+    if let Some(path) = chosen_below(job, base) {
         return path;
     }
     let path = path_of(payload, record);
     let empty = if job.settings.strategy == Some(Strategy::Empty) { "-empty" } else { "" };
     format!("{base}/{}/{}/{path}{empty}", short_token(server, settings.runner), record.concurrent.1)
+}
+
+/// Returns the builds directory of an entry.
+fn base(settings: &Settings) -> &str {
+    settings.builds_dir.trim_end_matches('/')
+}
+
+/// Returns the project's directory that the job asks for.
+fn chosen_dir(job: &Job) -> Option<&str> {
+    let chosen = job.variables.iter().rev().find(|variable| variable.key == CLONE_PATH && !variable.file);
+    chosen.map(|variable| &*variable.value).filter(|path| !path.is_empty())
+}
+
+/// Returns it if it is below the builds directory.
+fn chosen_below(job: &Job, base: &str) -> Option<String> {
+    below(base, &chosen_dir(job)?.replace("$CI_BUILDS_DIR", base))
 }
 
 /// Returns the path of the job's project below the folders of its runner.

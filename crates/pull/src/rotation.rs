@@ -69,10 +69,13 @@ impl Rotation {
         let mut told = self.told.lock();
         if told.get(&id).is_none_or(|at| now.steady.since(*at) >= DAY) {
             told.insert(id, now.steady);
+            let when = match left.as_secs() / 3_600 {
+                _ if left.is_zero() => "has expired".to_owned(),
+                hours => format!("expires in {hours} h"),
+            };
             tracing::warn!(
                 runner = %entry.name,
-                "its token expires in {} h, and `rotate` is false: create a runner and register it",
-                left.as_secs() / 3_600
+                "its token {when}, and `rotate` is false: create a runner and register it",
             );
         }
     }

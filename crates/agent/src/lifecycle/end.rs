@@ -53,6 +53,9 @@ impl Job {
             };
             let (end, message) = match end.code {
                 _ if wanted.abort => (JobEnd::Cancelled(CancelledBy::Server), "canceled".to_owned()),
+                exit_code::CANCELLED if by == CancelledBy::Server => {
+                    (JobEnd::Cancelled(by), "canceled".to_owned())
+                }
                 exit_code::CANCELLED if by == CancelledBy::Stop && !end.is_stop => {
                     (JobEnd::Cancelled(by), "the agent was stopped".to_owned())
                 }
