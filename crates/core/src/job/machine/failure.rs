@@ -78,7 +78,11 @@ impl Failure {
             }
             _ => Self::plain(error.class, error.message),
         };
-        failure.of_kind(FailureKind::Outputs)
+        // Only what the process may write differently next time. Types and names are errors of the file (flow.md §4.3).
+        match failure.class {
+            Class::Malformed | Class::Missing => failure.of_kind(FailureKind::Outputs),
+            _ => failure,
+        }
     }
 
     /// A process that ended without success.
