@@ -67,15 +67,16 @@ impl Machine {
         {
             return Verdict::Skip(reason.to_owned());
         }
-        let verdict = self.verdict_of_condition(id, step, flow);
+        let verdict = self.verdict_of_condition(id, id, step, flow);
         if matches!(verdict, Verdict::Run) && matches!(state, ListState::Cancelled | ListState::Timeout) {
             self.begin_cleanup(id);
         }
         verdict
     }
 
-    /// Decides by `if`, in the context of the list `caller`.
-    pub(super) fn verdict_of_condition(&mut self, caller: CallId, step: &Step, flow: &Flow) -> Verdict {
+    /// Decides by `if`, in the context of the list `caller`. `around` is this list, or the group in it that the step is a
+    /// member of.
+    fn verdict_of_condition(&mut self, caller: CallId, around: CallId, step: &Step, flow: &Flow) -> Verdict {
         let (template, text) = match &flow.condition {
             None | Some(Condition::Constant(true)) => return Verdict::Run,
             Some(Condition::Constant(false)) => return Verdict::Skip("false".to_owned()),
@@ -83,7 +84,7 @@ impl Machine {
         };
         let environment = self.environment_of(caller);
         let (value, used) = {
-            let Some(view) = self.view_of_list(caller, caller, &environment) else { return Verdict::Run };
+            let Some(view) = self.view_of_list(caller, around, &environment) else { return Verdict::Run };
             (eval::evaluate_native(template, &view), view.files_used.get())
         };
         self.make_files_if(caller, used);
@@ -193,7 +194,7 @@ impl Machine {
         }
         let (Some(step), Some(caller)) = (at.get(), self.caller(group)) else { return Verdict::Run };
         match step.flow.as_deref() {
-            Some(flow) => self.verdict_of_condition(caller, step, flow),
+            Some(flow) => self.verdict_of_condition(caller, group, step, flow),
             None => Verdict::Run,
         }
     }
