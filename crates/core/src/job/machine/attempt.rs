@@ -1,6 +1,7 @@
 //! Attempts of steps: their begin, their end, and what becomes of the step (flow.md §2 to §4).
 
 use indexmap::IndexMap;
+use step_runner_lang::ast::Step;
 use step_runner_lang::ast::flow::{Tolerance, When};
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::environment::Exports;
@@ -355,7 +356,7 @@ impl Machine {
         }
         let members = match call.work {
             Work::Group(group) => group.into_visible(),
-            _ => Vec::new(),
+            _ => call.step.as_ref().map(StepAt::skipped_members).unwrap_or_default(),
         };
         if let Some(list) = self.list_mut(parent) {
             list.steps.extend(members);
@@ -449,6 +450,12 @@ impl StepAt {
             [] => Returned::Results(Value::array([])),
             _ => Returned::Group,
         })
+    }
+
+    /// Returns the members that the list around a group sees if the group did not begin.
+    pub(super) fn skipped_members(&self) -> Vec<(String, EndedStep)> {
+        let members = self.get().map(Step::members).unwrap_or_default();
+        members.iter().map(|member| (member.name.clone(), EndedStep::skipped(None))).collect()
     }
 }
 

@@ -123,6 +123,7 @@ impl Machine {
         self.skip(list, at, &step.name, None, reason);
         let ended = EndedStep::skipped(at.nothing_returned());
         if let Some(list) = self.list_mut(list) {
+            list.steps.extend(at.skipped_members());
             list.steps.insert(step.name.clone(), ended);
         }
         self.ready.push_front(list);
