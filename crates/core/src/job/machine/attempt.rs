@@ -256,6 +256,14 @@ impl Machine {
         result
     }
 
+    /// Fails a step before its first attempt, so it has no start.
+    pub(super) fn fail_unbegun(&mut self, id: CallId, failure: Failure) {
+        if let Some(call) = self.calls.get_mut(&id) {
+            (call.result.facts.start, call.result.facts.log_start) = (None, None);
+        }
+        self.step_ended(id, AttemptEnd::Failed(failure));
+    }
+
     /// Ends a step, and tells the list or group around it.
     pub(super) fn step_ended(&mut self, id: CallId, end: AttemptEnd) {
         let end = self.kept(id, end);

@@ -108,7 +108,7 @@ impl Machine {
                 let call = self.add_call(id, at, name, Some(position));
                 self.take_slot(call);
                 match verdict {
-                    Verdict::Fail(failure) => self.step_ended(call, AttemptEnd::Failed(failure)),
+                    Verdict::Fail(failure) => self.fail_unbegun(call, failure),
                     _ => self.begin_attempt(call),
                 }
             }

@@ -39,7 +39,7 @@ impl Machine {
             Verdict::Skip(reason) => self.skip_step(id, &at, &reason),
             Verdict::Fail(failure) => {
                 let call = self.add_call(id, at.clone(), step.name.clone(), None);
-                self.step_ended(call, AttemptEnd::Failed(failure));
+                self.fail_unbegun(call, failure);
             }
         }
     }
@@ -108,7 +108,7 @@ impl Machine {
     fn begin_step(&mut self, list: CallId, at: &StepAt, step: &Step) {
         if step.is_group() && self.is_too_nested(list) {
             let call = self.add_call(list, at.clone(), step.name.clone(), None);
-            return self.step_ended(call, AttemptEnd::Failed(Self::too_nested(at, step)));
+            return self.fail_unbegun(call, Self::too_nested(at, step));
         }
         if let Some(matrix) = step.flow.as_ref().and_then(|flow| flow.matrix.as_ref()) {
             return self.begin_matrix(list, at, step, matrix);
