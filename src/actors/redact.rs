@@ -68,6 +68,11 @@ impl Redactor {
         if text.is_empty() { String::new() } else { self.mask(text).into_data() }
     }
 
+    /// Masks the reason of a step's end, which people read: as elsewhere its quotations are escaped.
+    fn reason(&mut self, reason: &str) -> String {
+        if reason.is_empty() { String::new() } else { self.mask(reason).for_people() }
+    }
+
     /// Masks every string of a result, including names, keys and nested values, then encodes it.
     pub(super) fn result(&mut self, result: StepResult, encode: Encode) -> MaskedResult {
         MaskedResult((encode.result)(&self.masked(result)))
@@ -108,7 +113,7 @@ impl Redactor {
             sub_steps: sub_steps.into_iter().map(|sub| self.masked(sub)).collect(),
             facts: StepFacts { place: self.text(&facts.place), ..facts },
             outcome,
-            reason: self.text(&reason),
+            reason: self.reason(&reason),
             error_class,
             exit_code,
             attempts: attempts.into_iter().map(|attempt| self.masked(attempt)).collect(),
@@ -227,5 +232,26 @@ impl JobMasking {
         let default_prefixes =
             if self.default_prefixes { DefaultPrefixes::All } else { DefaultPrefixes::None };
         MaskConfig { forms: self.forms, default_prefixes, ..MaskConfig::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::text;
+
+    #[test]
+    fn a_reason_is_masked_before_its_quotations_are_escaped() {
+        let none: [&[u8]; 0] = [];
+        let (phrases, _) = PhraseSet::prepare(["nightin\ngale"], none, &MaskConfig::default()).unwrap();
+        let mut redactor = Redactor::new(phrases);
+        let mut shown = |quotation: &str| {
+            let reason = format!("\"{}\" was not found", text::quote(quotation));
+            let result = StepResult { reason, ..StepResult::default() };
+            redactor.masked(result).reason
+        };
+        assert_eq!(shown("b[1]"), "\"b[1]\" was not found");
+        assert_eq!(shown("a\nb\u{1b}[31m"), "\"a\\nb\\u{1b}[31m\" was not found");
+        assert_eq!(shown("nightin\ngale"), "\"[MASKED]\" was not found");
     }
 }

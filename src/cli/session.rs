@@ -14,6 +14,7 @@ use super::{Verbosity, end, results, summary, terminal};
 use crate::client::{Absence, Client, Error, Event, Request};
 use crate::error::{Exit, Failure};
 use crate::insight::tree::Tree;
+use crate::model::exit_code::STEP_TIMED_OUT;
 use crate::model::{JobId, text};
 use crate::pb::v1;
 
@@ -218,8 +219,9 @@ async fn follow_with(
         !is_start && result.step.as_ref().is_none_or(|step| step.name.is_empty())
     });
     let seen = display.seen_output();
-    // Such a message only repeats the exit code in the summary.
-    let is_repeated = display.is_view() && seen == Seen::All && text::tells_exit_status(&status.message);
+    // The message about a process only repeats the exit code in the summary. That about a time limit says more.
+    let is_of_process = text::told_exit_status(&status.message).is_some_and(|code| code != STEP_TIMED_OUT);
+    let is_repeated = display.is_view() && seen == Seen::All && is_of_process;
     let is_told = display.is_above_stderr() && tail.tells_why() || is_repeated;
     Ok(FinishedJob { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told, seen })
 }

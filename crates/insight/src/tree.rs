@@ -138,13 +138,15 @@ impl Tree {
                 Place { begin: begin(), attempt: begin(), end: Some(at) }
             }
         };
+        // A step that is skipped, or whose `if` or `matrix` failed, ends without a start (flow.md §2).
+        let has_begun = !change.is_end() || known.is_some() || result.start_time.is_some();
         let step = Step {
             parent: event.parent,
             name: result.step.as_ref().map(|step| step.name.clone()).unwrap_or_default(),
             number: result.number,
             total: result.total,
             stream: event.stream,
-            attempt: if change == Change::Skipped { 0 } else { result.attempts.len() + 1 },
+            attempt: if has_begun { result.attempts.len() + 1 } else { 0 },
             start: result.start_time,
             end: change.is_end().then(|| StepEnd {
                 time: result.end_time,

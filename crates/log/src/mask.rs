@@ -145,11 +145,16 @@ impl Masked {
     }
 
     /// Returns the text for people on one line. If it is longer than `most` bytes, cuts out its middle. Changes the
-    /// words `exit status` unless `tells_exit_status`, because clients take what follows them for the exit status of
-    /// the process that failed the job.
+    /// words `exit status`, except for the last ones if `tells_exit_status`, because clients take what follows them for
+    /// the exit status that decided.
     pub fn line_of(&self, most: usize, tells_exit_status: bool) -> String {
         let line = text::on_one_line(&text::for_people(&self.0));
-        shortened(if tells_exit_status { line } else { text::without_exit_status(&line) }, most)
+        let line = if tells_exit_status {
+            text::with_last_exit_status(&line)
+        } else {
+            text::without_exit_status(&line)
+        };
+        shortened(line, most)
     }
 }
 

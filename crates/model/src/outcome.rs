@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::exit_code;
+use crate::{exit_code, text};
 
 /// Channel of a log entry (logs.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -110,9 +110,9 @@ impl Outcome {
         }
     }
 
-    /// True if the message ends with the exit status of a process that failed the job (language.md §14.4).
+    /// True if the message ends with the exit status that decided (language.md §14.4).
     pub fn tells_exit_status(&self) -> bool {
-        self.exit_code > 0 && self.message.ends_with(&format!("exec: exit status {}", self.exit_code))
+        self.exit_code > 0 && text::told_exit_status(&self.message) == Some(self.exit_code)
     }
 
     /// Makes the outcome of a job whose keeper or host died, or to which no daemon came back.

@@ -10,7 +10,7 @@ const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 /// Longest quotation shown to people, in characters.
 const LONGEST: usize = 64;
 
-/// Words that may occur only before the exit status of the process that failed a job (language.md §14.4).
+/// Words that may occur only before the exit status at the end of a failed job's message (language.md §14.4).
 const EXIT_STATUS: &str = "exit status";
 
 /// Marks foreign text as a quotation in a message. Short plain text needs no marks.
@@ -58,19 +58,26 @@ fn section_mark(message: &str) -> usize {
         .map_or(0, |end| end + END.len())
 }
 
-/// True if `message` ends like that of a process that failed a job.
-pub fn tells_exit_status(message: &str) -> bool {
-    let before = message.trim_end_matches(|last: char| last.is_ascii_digit());
-    before.len() < message.len()
-        && before
-            .strip_suffix(' ')
-            .and_then(|before| before.strip_suffix(EXIT_STATUS))
-            .is_some_and(|before| before.ends_with("exec: "))
+/// Returns the exit status that the message of a failed job ends with: of a process, or of a step whose `timeout` has
+/// passed (language.md §14.4).
+pub fn told_exit_status(message: &str) -> Option<i32> {
+    let (before, status) = message.rsplit_once(EXIT_STATUS)?;
+    let cause = before.strip_suffix(": ")?.rsplit(": ").next()?;
+    let digits =
+        status.strip_prefix(' ').filter(|status| status.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let is_cause = cause == "exec" || cause.starts_with("timed out after ");
+    digits.parse().ok().filter(|_| is_cause)
 }
 
 /// Returns a message without the words at which clients cut it to read the rest as an exit status (language.md §14.4).
 pub fn without_exit_status(message: &str) -> String {
     message.replace(EXIT_STATUS, "exit-status")
+}
+
+/// Returns a message with these words before the exit status at its end alone: a name in it can hold them, too.
+pub fn with_last_exit_status(message: &str) -> String {
+    let (before, end) = message.split_at(message.rfind(EXIT_STATUS).unwrap_or(message.len()));
+    without_exit_status(before) + end
 }
 
 /// Formats a number of bytes for people: `49.9 MiB`.
@@ -114,16 +121,27 @@ mod tests {
 
     #[test]
     fn only_the_last_words_tell_an_exit_status() {
-        for (message, tells) in [
-            ("exec: exit status 3", true),
-            ("step \"a\": exec: exit status 127", true),
-            ("exec: exit status 3.", false),
-            ("exec: exit status ", false),
-            ("no func.yml in ./exit status 3", false),
+        for (message, told) in [
+            ("exec: exit status 3", Some(3)),
+            ("step \"a\": exec: exit status 127", Some(127)),
+            ("step \"exit status 9\": exec: exit status 3", Some(3)),
+            ("out of memory: exec: exit status 3", Some(3)),
+            ("job failed: step \"a\": timed out after 1m30s: exit status 124", Some(124)),
+            ("exec: exit status 3.", None),
+            ("exec: exit status ", None),
+            ("exec: exit status", None),
+            ("no func.yml in ./exit status 3", None),
+            ("no func.yml in ./exec: exit status 3", None),
+            ("internal: exit status 3", None),
         ] {
-            assert_eq!(tells_exit_status(message), tells, "{message}");
+            assert_eq!(told_exit_status(message), told, "{message}");
         }
         assert_eq!(without_exit_status("exit status 3"), "exit-status 3");
+        assert_eq!(
+            with_last_exit_status("step \"exit status 9\": exec: exit status 3"),
+            "step \"exit-status 9\": exec: exit status 3"
+        );
+        assert_eq!(with_last_exit_status("exec: signal: killed"), "exec: signal: killed");
     }
 
     #[test]

@@ -113,7 +113,8 @@ async fn a_stop_of_one_member_leaves_its_siblings_and_what_earlier_steps_left() 
         assert_eq!(all["both/good"].0, Outcome::Success, "{way}");
         assert_eq!(all["after"].0, Outcome::Success, "{way}: the service lives while the job does");
         let log = client.log("1").await;
-        assert!(contains(&log, "timed out after 300ms"), "{way}");
+        assert!(status.message.ends_with(": timed out after 300ms: exit status 124"), "{way}: {status:?}");
+        assert!(contains(&log, &format!("job failed: {}", status.message)), "{way}");
         assert!(contains(&log, "sleep 600"), "{way}: the processes are shown");
         assert!(contains(&log, " 01E ") || !contains(&log, "01E"), "{way}");
     }

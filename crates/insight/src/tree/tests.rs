@@ -54,6 +54,20 @@ fn lines_belong_to_the_innermost_step_of_their_stream() {
 }
 
 #[test]
+fn a_step_that_ends_without_a_start_had_no_attempt() {
+    let failed = event(1, 0, "a", 1, 1, Outcome::Failure);
+    let mut tree = Tree::default();
+    assert_eq!(tree.take(&failed), Change::Ended);
+    assert_eq!(tree.get(1).map(|step| step.attempt), Some(0));
+    // A client that came late gets the end alone, with the time of the start.
+    let start_time = Some(prost_types::Timestamp::default());
+    let result = failed.result.map(|result| v1::StepResult { start_time, ..result });
+    let mut late = Tree::default();
+    late.take(&v1::StepEvent { result, ..failed });
+    assert_eq!(late.get(1).map(|step| step.attempt), Some(1));
+}
+
+#[test]
 fn a_further_attempt_ends_what_the_one_before_called() {
     let mut tree = Tree::default();
     tree.take(&event(1, 0, "f", 1, 1, OPEN));

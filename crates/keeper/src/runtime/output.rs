@@ -74,7 +74,7 @@ impl Output {
     /// Masks a line that was made as a [`DaemonLine`] elsewhere, and writes it to the log.
     pub(super) fn line(&mut self, kind: LogChannel, text: &str, shared: &mut KeeperShared) {
         let masked = self.masking.mask(text);
-        self.log.line(kind, &masked, text::tells_exit_status(text), &shared.stamp());
+        self.log.line(kind, &masked, text::told_exit_status(text).is_some(), &shared.stamp());
     }
 
     /// Makes every source search for the phrases of `masking`, too.

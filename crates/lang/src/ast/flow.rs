@@ -164,7 +164,7 @@ pub enum FailureKind {
     Fetch,
     /// The process could not be started.
     Start,
-    /// The process succeeded, but its files cannot be used. No word of `retry` names this kind.
+    /// The process succeeded, but one of its files is malformed or lacks an output. No word of `retry` names this kind.
     Outputs,
 }
 

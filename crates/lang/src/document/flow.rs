@@ -156,13 +156,12 @@ impl Checker<'_> {
         };
         let (mut codes, mut whole) = (None, true);
         for entry in entries {
-            let path = join(path, &entry.key.text);
             if entry.key.text == "exit_codes" {
-                codes = self.exit_codes(&entry.value, &path);
+                codes = self.exit_codes(&entry.value, &join(path, "exit_codes"));
                 whole &= codes.is_some();
             } else {
                 whole = false;
-                self.unknown_key(&entry.key, &path, &["exit_codes"], UnknownKey::Refuse);
+                self.unknown_key(&entry.key, path, &["exit_codes"], UnknownKey::Refuse);
             }
         }
         if entries.is_empty() {

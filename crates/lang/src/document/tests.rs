@@ -175,6 +175,20 @@ fn fields_of_exec_are_checked() {
 }
 
 #[test]
+fn the_path_of_an_unknown_key_ends_in_the_key_once() {
+    for (keys, path) in [
+        ("continue_on_error: {exit_code: 1}", "run[0].continue_on_error.exit_code: "),
+        ("retry: {delays: 1s}", "run[0].retry.delays: "),
+        ("unless: x", "run[0].unless: "),
+        ("func: {git: {url: u, rev: r, paths: d}}", "run[0].func.git.paths: "),
+    ] {
+        let call = if keys.starts_with("func") { "" } else { "script: x, " };
+        let found = errors(&format!("{{}}\n---\nrun: [{{name: a, {call}{keys}}}]\n"));
+        assert!(found[0].contains(&format!(": {path}unknown key")), "{found:?}");
+    }
+}
+
+#[test]
 fn spec_and_definition_must_agree_on_delegation() {
     let steps = "run:\n- {name: build, script: x}\n";
     let delegate = "spec: {outputs: delegate}\n---\n";

@@ -1,6 +1,7 @@
 //! Attempts of steps: their begin, their end, and what becomes of the step (flow.md §2 to §4).
 
 use indexmap::IndexMap;
+use step_runner_lang::ast::Step;
 use step_runner_lang::ast::flow::{Tolerance, When};
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::environment::Exports;
@@ -255,6 +256,14 @@ impl Machine {
         result
     }
 
+    /// Fails a step before its first attempt, so it has no start.
+    pub(super) fn fail_unbegun(&mut self, id: CallId, failure: Failure) {
+        if let Some(call) = self.calls.get_mut(&id) {
+            (call.result.facts.start, call.result.facts.log_start) = (None, None);
+        }
+        self.step_ended(id, AttemptEnd::Failed(failure));
+    }
+
     /// Ends a step, and tells the list or group around it.
     pub(super) fn step_ended(&mut self, id: CallId, end: AttemptEnd) {
         let end = self.kept(id, end);
@@ -355,7 +364,7 @@ impl Machine {
         }
         let members = match call.work {
             Work::Group(group) => group.into_visible(),
-            _ => Vec::new(),
+            _ => call.step.as_ref().map(StepAt::skipped_members).unwrap_or_default(),
         };
         if let Some(list) = self.list_mut(parent) {
             list.steps.extend(members);
@@ -449,6 +458,12 @@ impl StepAt {
             [] => Returned::Results(Value::array([])),
             _ => Returned::Group,
         })
+    }
+
+    /// Returns the members that the list around a group sees if the group did not begin.
+    pub(super) fn skipped_members(&self) -> Vec<(String, EndedStep)> {
+        let members = self.get().map(Step::members).unwrap_or_default();
+        members.iter().map(|member| (member.name.clone(), EndedStep::skipped(None))).collect()
     }
 }
 

@@ -245,6 +245,14 @@ impl Call {
             _ => None,
         }
     }
+
+    /// Returns its members, if it is a group.
+    pub(super) fn group(&self) -> Option<&Group> {
+        match &self.work {
+            Work::Group(group) => Some(group),
+            _ => None,
+        }
+    }
 }
 
 impl Machine {

@@ -9,7 +9,7 @@ use step_runner_lang::diagnostic::{Class, Diagnostic, Severity};
 use step_runner_lang::output_file::OutputFileError;
 use step_runner_log::words::DaemonLine;
 use step_runner_model::exit_code::STEP_TIMED_OUT;
-use step_runner_model::{ExitStatus, LogChannel};
+use step_runner_model::{ExitStatus, LogChannel, text};
 
 /// Maximum number of findings of one file in a message, as in an answer to Run (service.md §3.1).
 const MAX_FINDINGS: usize = 20;
@@ -78,7 +78,11 @@ impl Failure {
             }
             _ => Self::plain(error.class, error.message),
         };
-        failure.of_kind(FailureKind::Outputs)
+        // Only what the process may write differently next time. Types and names are errors of the file (flow.md §4.3).
+        match failure.class {
+            Class::Malformed | Class::Missing => failure.of_kind(FailureKind::Outputs),
+            _ => failure,
+        }
     }
 
     /// A process that ended without success.
@@ -128,7 +132,7 @@ impl Failure {
     /// Returns the message for warnings and lines about a job that goes on. They never end like the message of a job that
     /// has failed (flow.md §11).
     pub(super) fn in_passing(&self) -> String {
-        self.message().replace("exit status", "exit-status")
+        text::without_exit_status(&self.message())
     }
 
     /// Returns the lines of a log that say that the job failed: one for each description.
@@ -185,6 +189,8 @@ mod tests {
         let failure = Failure::process(ExitStatus::Code(3)).within("in").within("out");
         assert_eq!(failure.message(), "step \"out\": step \"in\": exec: exit status 3");
         assert_eq!(failure.in_passing(), "step \"out\": step \"in\": exec: exit-status 3");
+        let limit = Failure::timed_out(Duration::from_mins(5)).within("slow");
+        assert_eq!(text::told_exit_status(&limit.message()), Some(STEP_TIMED_OUT));
         let cut = Failure::plain(Class::Limit, "too deep").unnamed(1).within("deep").within("circle");
         assert_eq!(cut.message(), "step \"circle\": too deep");
     }

@@ -13,7 +13,7 @@ use step_runner_model::StepOutcome;
 use crate::job::event::CallId;
 
 use super::Machine;
-use super::call::{AttemptEnd, Call, Domain, Group, GroupMember, Member, StepAt, Work};
+use super::call::{AttemptEnd, Call, Domain, Group, GroupMember, List, Member, StepAt, Work};
 use super::failure::Failure;
 use super::list::Verdict;
 
@@ -58,10 +58,13 @@ impl Machine {
     /// Opens a group whose start is noted.
     pub(super) fn open_group(&mut self, id: CallId, step: &Step, members: Vec<GroupMember>) {
         let default = self.constants.members_at_a_time;
+        let before =
+            self.caller(id).and_then(|caller| self.list(caller)).map(List::state).unwrap_or_default();
         let Some(call) = self.calls.get_mut(&id) else { return };
         call.groups += 1;
         call.result.facts.steps = Some(members.len() as u32);
-        call.work = Work::Group(Box::new(Group::new(members, step, default, call.is_inside_member)));
+        let group = Group::new(members, step, default, call.is_inside_member, before);
+        call.work = Work::Group(Box::new(group));
         self.ready.push_front(id);
     }
 
@@ -105,7 +108,7 @@ impl Machine {
                 let call = self.add_call(id, at, name, Some(position));
                 self.take_slot(call);
                 match verdict {
-                    Verdict::Fail(failure) => self.step_ended(call, AttemptEnd::Failed(failure)),
+                    Verdict::Fail(failure) => self.fail_unbegun(call, failure),
                     _ => self.begin_attempt(call),
                 }
             }

@@ -39,7 +39,7 @@ impl Machine {
             Verdict::Skip(reason) => self.skip_step(id, &at, &reason),
             Verdict::Fail(failure) => {
                 let call = self.add_call(id, at.clone(), step.name.clone(), None);
-                self.step_ended(call, AttemptEnd::Failed(failure));
+                self.fail_unbegun(call, failure);
             }
         }
     }
@@ -67,15 +67,16 @@ impl Machine {
         {
             return Verdict::Skip(reason.to_owned());
         }
-        let verdict = self.verdict_of_condition(id, step, flow);
+        let verdict = self.verdict_of_condition(id, id, step, flow);
         if matches!(verdict, Verdict::Run) && matches!(state, ListState::Cancelled | ListState::Timeout) {
             self.begin_cleanup(id);
         }
         verdict
     }
 
-    /// Decides by `if`, in the context of the list `caller`.
-    pub(super) fn verdict_of_condition(&mut self, caller: CallId, step: &Step, flow: &Flow) -> Verdict {
+    /// Decides by `if`, in the context of the list `caller`. `around` is this list, or the group in it that the step is a
+    /// member of.
+    fn verdict_of_condition(&mut self, caller: CallId, around: CallId, step: &Step, flow: &Flow) -> Verdict {
         let (template, text) = match &flow.condition {
             None | Some(Condition::Constant(true)) => return Verdict::Run,
             Some(Condition::Constant(false)) => return Verdict::Skip("false".to_owned()),
@@ -83,7 +84,7 @@ impl Machine {
         };
         let environment = self.environment_of(caller);
         let (value, used) = {
-            let Some(view) = self.view_of_list(caller, caller, &environment) else { return Verdict::Run };
+            let Some(view) = self.view_of_list(caller, around, &environment) else { return Verdict::Run };
             (eval::evaluate_native(template, &view), view.files_used.get())
         };
         self.make_files_if(caller, used);
@@ -107,7 +108,7 @@ impl Machine {
     fn begin_step(&mut self, list: CallId, at: &StepAt, step: &Step) {
         if step.is_group() && self.is_too_nested(list) {
             let call = self.add_call(list, at.clone(), step.name.clone(), None);
-            return self.step_ended(call, AttemptEnd::Failed(Self::too_nested(at, step)));
+            return self.fail_unbegun(call, Self::too_nested(at, step));
         }
         if let Some(matrix) = step.flow.as_ref().and_then(|flow| flow.matrix.as_ref()) {
             return self.begin_matrix(list, at, step, matrix);
@@ -122,6 +123,7 @@ impl Machine {
         self.skip(list, at, &step.name, None, reason);
         let ended = EndedStep::skipped(at.nothing_returned());
         if let Some(list) = self.list_mut(list) {
+            list.steps.extend(at.skipped_members());
             list.steps.insert(step.name.clone(), ended);
         }
         self.ready.push_front(list);
@@ -193,7 +195,7 @@ impl Machine {
         }
         let (Some(step), Some(caller)) = (at.get(), self.caller(group)) else { return Verdict::Run };
         match step.flow.as_deref() {
-            Some(flow) => self.verdict_of_condition(caller, step, flow),
+            Some(flow) => self.verdict_of_condition(caller, group, step, flow),
             None => Verdict::Run,
         }
     }

@@ -13,7 +13,7 @@ use crate::job::event::CallId;
 use crate::plan::matrix::{Combination, combinations, names};
 
 use super::Machine;
-use super::call::{AttemptEnd, GroupMember, Member, StepAt};
+use super::call::{GroupMember, Member, StepAt};
 use super::failure::Failure;
 
 /// Reason of a step whose matrix has no combination.
@@ -25,7 +25,7 @@ impl Machine {
         match self.combinations_of(list, at, step, matrix) {
             Err(failure) => {
                 let call = self.add_call(list, at.clone(), step.name.clone(), None);
-                self.step_ended(call, AttemptEnd::Failed(failure));
+                self.fail_unbegun(call, failure);
             }
             Ok(combinations) if combinations.is_empty() => {
                 self.log(&DaemonLine::Warning(Warning::NoCombinations { name: &step.name }));

@@ -306,7 +306,7 @@ impl Machine {
         entry.environment.clone().with_exports(self.domain(entry.id).all)
     }
 
-    /// Returns the context of the list `caller` for its step `id`, which may be a member of a matrix.
+    /// Returns the context of the list `caller` for its step `id`, which may be a group or a member of one.
     pub(super) fn view_of_list<'m>(
         &'m self,
         caller: CallId,
@@ -317,7 +317,10 @@ impl Machine {
         let member = self.calls.get(&id).filter(|_| id != caller).and_then(|call| call.member.as_ref());
         let view = self.view(&list.inputs, &list.steps, &list.func_dir, &list.files, environment);
         let matrix = member.and_then(|member| member.values.as_deref());
-        Some(Context { run: Some(list.state()), matrix, ..view })
+        // The members of a group see the state before it (flow.md §5).
+        let inside = self.chain(id).take_while(|(around, _)| *around != caller);
+        let before = inside.filter_map(|(_, call)| call.group()).map(|group| group.before).next();
+        Some(Context { run: Some(before.unwrap_or_else(|| list.state())), matrix, ..view })
     }
 
     /// Returns the context for expressions of a function that is about to begin: none of its steps has run.

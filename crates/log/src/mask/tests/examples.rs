@@ -152,4 +152,6 @@ fn fault_80_a_masked_text_is_cut_put_on_one_line_and_escaped_after_it_was_masked
         "{short}"
     );
     assert_eq!(masker.mask("exit status 1").line_of(100, false), "exit-status 1");
+    let named = masker.mask("step \"m[exit status 9]\": exec: exit status 3");
+    assert_eq!(named.line_of(100, true), "step \"m[exit-status 9]\": exec: exit status 3");
 }

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use step_runner_lang::ast::Step;
 use step_runner_lang::ast::flow::MEMBERS_AT_A_TIME;
-use step_runner_lang::eval::EndedStep;
+use step_runner_lang::eval::{EndedStep, ListState};
 use step_runner_lang::value::{Data, Value};
 
 use super::super::failure::Failure;
@@ -25,6 +25,8 @@ pub(in super::super) struct Group {
     /// Set once no further member begins: their reason.
     pub(in super::super) closing: Option<&'static str>,
     pub(in super::super) is_matrix: bool,
+    /// State of the list before the group, which is the one that its members see.
+    pub(in super::super) before: ListState,
 }
 
 /// A member of a group.
@@ -50,6 +52,7 @@ impl Group {
         step: &Step,
         default_max: u8,
         is_inside_member: bool,
+        before: ListState,
     ) -> Self {
         let flow = step.flow.as_deref();
         let max = flow.and_then(|flow| flow.max).unwrap_or(default_max).clamp(1, MEMBERS_AT_A_TIME);
@@ -62,6 +65,7 @@ impl Group {
             failure: None,
             closing: None,
             is_matrix: flow.is_some_and(|flow| flow.matrix.is_some()),
+            before,
         }
     }
 

@@ -196,7 +196,7 @@ fn nothing_that_is_no_exit_status_looks_like_one() {
     spec.file = Some("/exit status 7/func.yml".into());
     let trace = World::default().run(&spec);
     assert!(!trace.outcome().tells_exit_status(), "{}", trace.outcome().message);
-    assert!(trace.log().iter().all(|line| !text::tells_exit_status(line)));
+    assert!(trace.log().iter().all(|line| text::told_exit_status(line).is_none()));
 }
 
 #[test]

@@ -79,6 +79,17 @@ fn each_attempt_has_a_process_of_its_own_and_the_first_has_the_number_of_the_ste
 }
 
 #[test]
+fn a_step_that_fails_before_its_first_attempt_has_no_start() {
+    for step in ["if: '${{ vars.none }}', script: x", "matrix: {v: '${{ vars.none }}'}, script: x"] {
+        let trace = World::default().run_steps(&format!("[{{name: a, {step}}}]"));
+        let [failed] = trace.emitted()[..] else { panic!("not one result") };
+        assert_eq!(failed.outcome, StepOutcome::Failure, "{step}");
+        assert!(failed.facts.start.is_none() && failed.facts.end.is_some(), "{step}");
+        assert!(trace.notes().iter().all(|note| note.parent == ROOT), "{step}");
+    }
+}
+
+#[test]
 fn files_of_an_attempt_go_with_it_if_it_has_some() {
     for (step, has_files) in [
         ("script: x", false),
