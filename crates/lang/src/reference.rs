@@ -11,6 +11,8 @@ use super::diagnostic::{Class, Diagnostic, Position};
 use super::eval::{Scope, evaluate_text};
 use super::template::OPEN;
 
+const REVISION_MISSING: &str = "revision missing, expected URL@REV";
+
 /// Names of definition files, tried in this order.
 pub const DEFINITION_FILES: [&str; 2] = ["func.yml", "step.yml"];
 
@@ -46,7 +48,7 @@ pub fn parse(text: &str, file: &Arc<str>, at: Position) -> Result<Reference, Dia
         return parser.git(location, revision);
     }
     if text.contains("://") {
-        return Err(parser.error("revision missing, expected URL@REV"));
+        return Err(parser.error(REVISION_MISSING));
     }
     parser.oci(text)
 }
@@ -385,6 +387,10 @@ impl Parser<'_> {
         let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
         let port = host.rsplit_once(':').map_or("", |(_, port)| port);
         if !host.ends_with(']') && !port.bytes().all(|byte| byte.is_ascii_digit()) {
+            if path.is_empty() && revision.contains('/') {
+                // The only `@` is that of user and password.
+                return Err(self.error(REVISION_MISSING));
+            }
             return Err(UnsupportedLocation::Scp.diagnostic(self.file, self.at));
         }
         if host.is_empty() || path.trim_matches('/').is_empty() {

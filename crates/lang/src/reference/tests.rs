@@ -40,7 +40,9 @@ fn fault_68_other_schemes_and_forms_of_git_are_refused_without_credentials_in_th
         let message = parsed(text).unwrap_err();
         assert!(!message.contains("pw"), "{message}");
     }
-    assert_eq!(parsed("https://h/p").unwrap_err(), "revision missing, expected URL@REV");
+    for text in ["https://h/p", "https://u:pw@h.example.com/p", "u:pw@h/p"] {
+        assert_eq!(parsed(text).unwrap_err(), "revision missing, expected URL@REV", "{text}");
+    }
     assert!(parsed("https://h:8443/p@v1").is_ok());
     assert!(parsed("https://[::1]:80/p@v1").is_ok());
 }
