@@ -269,9 +269,15 @@ impl Checker<'_> {
                     let help = "names are unique over a list and its groups";
                     self.error_with_help(Class::Name, step.name_at, &path, &message, help);
                 } else {
-                    let message = format!(
-                        "step \"{name}\" stands already at line {line}; its result replaces the earlier one"
-                    );
+                    let message = if first == step.at {
+                        format!(
+                            "step \"{name}\" stands in the list again, as an alias; its result replaces the earlier one"
+                        )
+                    } else {
+                        format!(
+                            "step \"{name}\" stands already at line {line}; its result replaces the earlier one"
+                        )
+                    };
                     self.warning(Class::Name, step.at, &path, message);
                 }
             }

@@ -175,6 +175,31 @@ fn fields_of_exec_are_checked() {
 }
 
 #[test]
+fn aliases_in_a_list_of_steps_are_shown_as_such() {
+    let found = |text: &str| shown(&check_request(text, "f.yml").diagnostics);
+    assert_eq!(
+        found("- &x {name: a, script: b}\n- *x\n"),
+        [
+            "f.yml:1:6: run[1].name: warning: step \"a\" stands in the list again, as an alias; its result replaces the earlier one"
+        ]
+    );
+    assert_eq!(
+        found("- {name: a, script: b, env: &e {A: *e}}\n"),
+        ["f.yml:1:36: run[0].env.A: an alias inside the node it stands for"]
+    );
+}
+
+#[test]
+fn a_matrix_of_exclude_alone_has_no_list() {
+    assert_eq!(
+        shown(&check_request("- {name: a, script: b, matrix: {exclude: [{a: 1}]}}\n", "f.yml").diagnostics),
+        [
+            "f.yml:1:32: run[0].matrix: the matrix has no list (write a key with a list of values beside \"exclude\")"
+        ]
+    );
+}
+
+#[test]
 fn spec_and_definition_must_agree_on_delegation() {
     let steps = "run:\n- {name: build, script: x}\n";
     let delegate = "spec: {outputs: delegate}\n---\n";
