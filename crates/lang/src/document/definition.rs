@@ -10,7 +10,7 @@ use super::checker::{Checker, UnknownKey, at_index, join};
 use super::duration::duration;
 use super::flow::Place;
 use super::foreign;
-use crate::ast::{Body, Definition, Exec, Outputs, Run, Spec, Step, Template, TemplateValue};
+use crate::ast::{Body, Definition, Delegate, Exec, Outputs, Run, Spec, Step, Template, TemplateValue};
 use crate::convert::contract;
 use crate::diagnostic::{Class, Position};
 use crate::name;
@@ -337,7 +337,7 @@ impl Checker<'_> {
         entry: Option<&YamlEntry>,
         steps: Option<&[Step]>,
         spec: &Spec,
-    ) -> Option<String> {
+    ) -> Option<Delegate> {
         const PATH: &str = "delegate";
         let wanted = matches!(spec.outputs, Outputs::Delegate);
         let Some(entry) = entry else {
@@ -375,6 +375,6 @@ impl Checker<'_> {
             self.error_with_help(Class::NotFound, entry.value.at, PATH, &message, &help);
             return None;
         }
-        Some(name.to_owned())
+        Some(Delegate { name: name.to_owned(), at: entry.value.at })
     }
 }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ast::{Invocation, Reference};
+use crate::ast::{Delegate, Invocation, Reference};
 
 fn function(text: &str) -> Function {
     parse_function(text, "func.yml").unwrap_or_else(|errors| panic!("{errors:#?}"))
@@ -204,8 +204,8 @@ fn spec_and_definition_must_agree_on_delegation() {
     let steps = "run:\n- {name: build, script: x}\n";
     let delegate = "spec: {outputs: delegate}\n---\n";
     assert_eq!(
-        run_of(function(&format!("{delegate}{steps}delegate: build\n"))).delegate.as_deref(),
-        Some("build")
+        run_of(function(&format!("{delegate}{steps}delegate: build\n"))).delegate,
+        Some(Delegate { name: "build".to_owned(), at: Position { line: 5, column: 11 } })
     );
     assert_eq!(
         errors(&format!("{delegate}{steps}delegate: biuld\n")),

@@ -105,6 +105,20 @@ fn what_fails_after_the_start_leaves_a_result() {
 }
 
 #[test]
+fn a_delegate_that_has_failed_is_shown_where_it_is_named() {
+    let run = "run: [{name: a, func: ../badenv, continue_on_error: true}]";
+    let text = format!("spec: {{outputs: delegate}}\n---\n{run}\ndelegate: a\n");
+    let files =
+        FILES.map(|(path, text)| (path, text)).into_iter().chain([("/job/d/func.yml", text.as_str())]);
+    let trace = World::new(files).run_steps("[{name: s, func: ./d}]");
+    let message = &trace.outcome().message;
+    assert!(
+        message.contains("/job/d/func.yml:4:11: delegate: the outputs of step \"a\" were not found"),
+        "{message}"
+    );
+}
+
+#[test]
 fn all_findings_of_a_file_are_reported_each_on_its_line() {
     let trace = world("").run_steps("[{name: a, func: ./broken}]");
     let lines = trace.log();
