@@ -221,9 +221,10 @@ fn delegated(
     }
 }
 
-/// Adds the remedy to an error in a condition that names something missing.
+/// Adds the remedy to an error in a condition that names a missing variable.
 fn explained(finding: Diagnostic) -> Diagnostic {
-    if finding.class != Class::NotFound {
+    let root = finding.message.split(['.', '[']).next().unwrap_or_default();
+    if finding.class != Class::NotFound || !["vars", "job", "env"].contains(&root) {
         return finding;
     }
     let known = finding.help.clone().map(|help| format!("{help}; ")).unwrap_or_default();

@@ -119,6 +119,17 @@ fn a_delegate_that_has_failed_is_shown_where_it_is_named() {
 }
 
 #[test]
+fn the_remedy_for_a_missing_variable_is_for_variables() {
+    for (condition, helps) in
+        [("vars.X", true), ("env.NOPE == 1", true), ("steps.c.outputs.x", false), ("nope", false)]
+    {
+        let trace = world("").run_steps(&format!("[{{name: a, script: x, if: '${{{{ {condition} }}}}'}}]"));
+        let message = &trace.outcome().message;
+        assert_eq!(message.contains("write bool(vars.NAME || \"\")"), helps, "{message}");
+    }
+}
+
+#[test]
 fn all_findings_of_a_file_are_reported_each_on_its_line() {
     let trace = world("").run_steps("[{name: a, func: ./broken}]");
     let lines = trace.log();
