@@ -11,6 +11,8 @@ use super::secrets;
 use super::states::printable;
 use crate::lang::diagnostic::{Diagnostic, Position, Severity};
 use crate::lang::extent::extent;
+use crate::lang::reference::passwords_in;
+use crate::log::mask::MASK_TEXT;
 
 /// Columns of the output. Of a longer line only the part around the place is shown.
 const WIDTH: usize = 140;
@@ -64,13 +66,6 @@ pub(super) fn end_column(lines: &Lines<'_>, at: Position) -> u32 {
     at.column.saturating_add(u32::try_from(length).unwrap_or(u32::MAX))
 }
 
-/// Shows a place of a text: its line and a pointer.
-pub(super) fn point(file: &str, at: Position, lines: &Lines<'_>, color: bool) -> String {
-    let file = printable(file);
-    let group = Group::with_level(Level::ERROR).element(snippet(lines, at, &file, None));
-    renderer(color).render(&[group])
-}
-
 fn renderer(color: bool) -> Renderer {
     let renderer = if color { Renderer::styled() } else { Renderer::plain() };
     renderer.decor_style(DecorStyle::Ascii).term_width(WIDTH)
@@ -85,9 +80,7 @@ pub(super) fn about(message: &str, file: &str, place: Option<(Position, &Lines<'
         Some((at, lines)) => title.element(snippet(lines, at, &file, None)),
         None => title.element(Origin::path(file.as_str())),
     };
-    let mut text = renderer(true).render(&[report.element(Level::HELP.message(help.as_str()))]);
-    text.push('\n');
-    text
+    rendered(report.element(Level::HELP.message(help.as_str())), place, &file, true)
 }
 
 fn snippet<'s>(
@@ -96,13 +89,61 @@ fn snippet<'s>(
     file: &'s str,
     label: Option<&'s str>,
 ) -> Snippet<'s, Annotation<'s>> {
-    // Hidden before the renderer cuts a long line, maybe within a secret. The pointer then shows the whole line, whose
-    // columns have changed.
-    let line = secrets::hide(lines.line(at.line));
-    let extent = if matches!(line, Cow::Borrowed(_)) { lines.extent(at) } else { 0..line.len() };
+    let (line, extent) = shown(lines, at);
     let pointer = AnnotationKind::Primary.span(extent).label(label);
     let source = Snippet::source(line).line_start(at.line as usize).path(file);
     source.fold(false).annotation(pointer)
+}
+
+/// Renders a report with the line at a place of a file. The renderer counts the column in the line as it is shown, where
+/// a secret may have another length.
+fn rendered(report: Group<'_>, place: Option<(Position, &Lines<'_>)>, file: &str, color: bool) -> String {
+    let mut text = renderer(color).render(&[report]);
+    text.push('\n');
+    let Some((at, lines)) = place else { return text };
+    let (line, extent) = shown(lines, at);
+    if matches!(line, Cow::Borrowed(_)) {
+        return text;
+    }
+    let column = 1 + line.get(..extent.start).map_or(0, |before| before.chars().count());
+    let [wrong, right] = [column, at.column as usize].map(|column| format!("{file}:{}:{column}\n", at.line));
+    text.replacen(&wrong, &right, 1)
+}
+
+/// Returns the line at a place as it is shown, and the bytes in it that the thing there takes.
+fn shown<'s>(lines: &Lines<'s>, at: Position) -> (Cow<'s, str>, Range<usize>) {
+    let (line, extent) = (lines.line(at.line), lines.extent(at));
+    // Hidden before the renderer cuts a long line, maybe within a secret.
+    let shown = hidden(line);
+    let extent = if matches!(shown, Cow::Owned(_)) { extent_in(&shown, line, extent) } else { extent };
+    (shown, extent)
+}
+
+/// Returns a line without the secrets of the submitted job and without passwords of URLs.
+fn hidden(line: &str) -> Cow<'_, str> {
+    let shown = secrets::hide(line);
+    let passwords = passwords_in(&shown);
+    if passwords.is_empty() {
+        return shown;
+    }
+    let mut shown = shown.into_owned();
+    for password in passwords.into_iter().rev() {
+        shown.replace_range(password, MASK_TEXT);
+    }
+    shown.into()
+}
+
+/// Returns where the bytes `extent` of `line` are in `shown`, which is the line [`hidden`]: all of it if a secret lies
+/// across their start or end.
+fn extent_in(shown: &str, line: &str, extent: Range<usize>) -> Range<usize> {
+    let before = line.get(..extent.start).map(hidden).unwrap_or_default();
+    let after = line.get(extent.end..).map(hidden).unwrap_or_default();
+    let end = shown.len().saturating_sub(after.len());
+    if shown.starts_with(&*before) && shown.ends_with(&*after) && before.len() <= end {
+        before.len()..end
+    } else {
+        0..shown.len()
+    }
 }
 
 /// Shows a finding with its line of the source, if that is at hand.
@@ -130,9 +171,7 @@ pub(super) fn render(finding: &Diagnostic, lines: Option<&Lines<'_>>, color: boo
     if let Some(help) = &help {
         report = report.element(Level::HELP.message(help.as_str()));
     }
-    let mut text = renderer(color).render(&[report]);
-    text.push('\n');
-    text
+    rendered(report, lines.map(|lines| (finding.at, lines)), &file, color)
 }
 
 #[cfg(test)]
@@ -186,6 +225,32 @@ mod tests {
     fn a_place_beyond_the_text_and_control_bytes_do_no_harm() {
         assert!(shown("a", 9, 9).contains("f.yml:9"));
         assert!(!shown("a\x1b[31m: b", 1, 1).contains('\x1b'));
+    }
+
+    #[test]
+    fn passwords_of_urls_are_hidden_and_the_pointer_stays() {
+        let line = "- {name: a, func: \"https://u:pass@h/p@v1\", iff: x}";
+        assert_eq!(
+            shown(line, 1, 44),
+            concat!(
+                "error[schema]: wrong\n --> f.yml:1:44\n  |\n",
+                "1 | - {name: a, func: \"https://u:[MASKED]@h/p@v1\", iff: x}\n",
+                "  |                                                ^^^ a.b\n",
+                "  |\n  = help: right it\n"
+            )
+        );
+        let whole = shown(line, 1, 19);
+        assert!(
+            whole.contains("f.yml:1:19\n") && whole.contains(&format!("  | {:18}{:^<27} a.b\n", "", "")),
+            "{whole}"
+        );
+        // A place within a password.
+        let within = shown(line, 1, 32);
+        assert!(within.contains("f.yml:1:32\n") && !within.contains("pass"), "{within}");
+        // Colours do not stand between place and line end.
+        let finding =
+            Diagnostic::error(Class::Schema, &Arc::from("f.yml"), Position { line: 1, column: 44 }, "wrong");
+        assert!(render(&finding, Some(&Lines::of(line)), true).contains("f.yml:1:44\n"));
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use anstyle::AnsiColor;
 
 use super::end;
-use super::excerpt::{self, Lines};
 use super::made;
 use super::states::printable;
 use super::stopped::{self, ShellReport};
@@ -11,7 +10,6 @@ use super::tail::{StepOutput, Tail};
 use super::written::{Program, Written};
 use crate::client::Request;
 use crate::insight::cause::deciding;
-use crate::lang::diagnostic::Position;
 use crate::model::{self, exit_code};
 use crate::pb::v1::{self, CancelCause};
 
@@ -87,14 +85,14 @@ fn place(
     Some(format!("{}:{}", made::shown(file), exact.unwrap_or(line)))
 }
 
-/// Returns the line of the job's document that `message` names as `FILE:LINE:COLUMN: `, with a pointer.
-fn excerpt(request: &Request, message: &str) -> Option<String> {
+/// Returns the place in the job's document that `message` names, as `FILE:LINE:COLUMN`. The line itself may hold
+/// secrets that only the daemon knows, such as a text that a step gives to a sensitive input.
+fn place_told(request: &Request, message: &str) -> Option<String> {
     let file = Some(request.file_name()).filter(|file| !file.is_empty())?;
     let (_, place) = message.split_once(&format!("{file}:"))?;
-    let mut numbers = place.split(':').map(str::parse);
+    let mut numbers = place.split(':').map(str::parse::<u32>);
     let (Some(Ok(line)), Some(Ok(column))) = (numbers.next(), numbers.next()) else { return None };
-    let lines = Lines::of(request.steps());
-    Some(excerpt::point(&made::shown(file), Position { line, column }, &lines, true))
+    Some(format!("{}:{line}:{column}", made::shown(file)))
 }
 
 /// Returns the steps that a message names before the error itself. One that could not be loaded has no result.
@@ -193,11 +191,9 @@ pub(super) fn lines(
         lines.push(format!("  exit code  {}{}", status.exit_code, meaning.unwrap_or_default()));
     }
     if reference_step.is_empty() {
-        if let Some(place) = place(result, path, request, &stopped) {
+        let told = request.and_then(|request| place_told(request, &status.message));
+        if let Some(place) = told.or_else(|| place(result, path, request, &stopped)) {
             lines.push(format!("  at         {}", printable(&place)));
-        }
-        if let Some(excerpt) = request.and_then(|request| excerpt(request, &status.message)) {
-            lines.extend(excerpt.lines().map(|line| format!("  {line}")));
         }
     }
     if detail == Detail::Brief {

@@ -56,6 +56,17 @@ fn other_warnings_are_only_counted() {
     let folder = folder(&[("steps.yml", &steps)]);
     let stderr = text(&step_runner(folder.path(), &["run", "steps.yml"]).stderr);
     assert!(stderr.contains("warning[shell]") && !stderr.contains("warning[name]"), "{stderr}");
+    // Beside errors, too.
+    fs::write(
+        folder.path().join("steps.yml"),
+        format!("{steps}- {{name: c, script: 'echo ${{{{ nope }}}} ${{{{ env.X }}}}'}}\n"),
+    )
+    .unwrap();
+    let stderr = text(&step_runner(folder.path(), &["run", "steps.yml"]).stderr);
+    for part in ["error[not_found]", "warning[shell]", "1 warning, shown by", "steps.yml has 1 error"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    assert!(!stderr.contains("warning[name]") && !stderr.contains("warning[injection]"), "{stderr}");
 }
 
 #[test]

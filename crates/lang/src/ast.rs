@@ -109,7 +109,16 @@ pub struct Run {
     /// `outputs` of the sequence.
     pub outputs: IndexMap<String, TemplateValue>,
     /// `delegate`, if the spec asks for it.
-    pub delegate: Option<String>,
+    pub delegate: Option<Delegate>,
+}
+
+/// The step whose outputs are those of its function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delegate {
+    /// Its name.
+    pub name: String,
+    /// Place of the name in `delegate`.
+    pub at: Position,
 }
 
 /// An item of `run` (language.md §5).

@@ -125,6 +125,10 @@ fn read_request(text: &str, file: &str, unknown: UnknownKey) -> Checked {
         return too_large(&file, "request larger than 16 MiB");
     }
     let (mut checker, documents, end) = read(text, &file, unknown);
+    // A list is a `run` list. The YAML reader does not know that.
+    for finding in checker.diagnostics.iter_mut().filter(|finding| finding.path.starts_with('[')) {
+        finding.path.insert_str(0, "run");
+    }
     let (spec, definition) = match documents.as_slice() {
         [] => {
             checker.error(Class::Missing, end, "", "no steps: the text is empty");

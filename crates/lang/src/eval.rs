@@ -29,13 +29,17 @@ pub fn evaluate_text(template: &Template, scope: &dyn Scope) -> Result<Evaluated
     evaluate_part(template, scope, &Budget::new())
 }
 
-/// Evaluates templates to texts, such as the arguments of a command. One limit applies to all of them together.
+/// Evaluates templates to texts, such as the arguments of a command. One limit applies to all of them together. The path
+/// of an error is the index, such as `[2]`.
 pub fn evaluate_texts<'t>(
     templates: impl IntoIterator<Item = &'t Template>,
     scope: &dyn Scope,
 ) -> Result<Vec<EvaluatedText>, Diagnostic> {
     let budget = Budget::new();
-    templates.into_iter().map(|template| evaluate_part(template, scope, &budget)).collect()
+    let evaluate = |(index, template)| {
+        evaluate_part(template, scope, &budget).map_err(|finding| finding.with_path(format!("[{index}]")))
+    };
+    templates.into_iter().enumerate().map(evaluate).collect()
 }
 
 /// Evaluates an expression that uses no names except those of functions.
@@ -68,7 +72,8 @@ pub fn evaluate_value(
 }
 
 /// Evaluates keys and values of a step's `inputs`. `declared` returns the type of an input of the called function, for
-/// the exception described at [`evaluate_value`]. Keys must be valid names and differ (language.md §5).
+/// the exception described at [`evaluate_value`]. Keys must be valid names and differ (language.md §5). The path of an
+/// error is that of the input in the step, such as `inputs.tag`.
 pub fn evaluate_inputs(
     inputs: &[(Template, TemplateValue)],
     declared: impl Fn(&str) -> Option<ValueType>,
@@ -77,11 +82,12 @@ pub fn evaluate_inputs(
     let budget = Budget::new();
     let mut evaluated = IndexMap::with_capacity(inputs.len());
     for (key, value) in inputs {
-        let name = evaluate_key(key, "input", scope, &budget)?;
+        let name =
+            evaluate_key(key, "input", scope, &budget).map_err(|finding| finding.with_path("inputs"))?;
         let value = evaluate_nested(value, declared(&name), scope, &budget, VALUE_DEPTH)
-            .map_err(|finding| in_input(&name, finding))?;
+            .map_err(|finding| in_input(&name, finding).with_path(path_of("inputs", key)))?;
         if evaluated.insert(name, value).is_some() {
-            return Err(repeated_key(key));
+            return Err(repeated_key(key).with_path("inputs"));
         }
     }
     Ok(evaluated)
@@ -92,15 +98,17 @@ pub fn in_input(name: &str, finding: Diagnostic) -> Diagnostic {
     Diagnostic { message: format!("expand input {name:?}: {}", finding.message), ..finding }
 }
 
-/// Evaluates keys and values of a step's `env`.
+/// Evaluates keys and values of a step's `env`. The path of an error is that in the step, such as `env.NAME`.
 pub fn evaluate_env(env: &[(Template, Template)], scope: &dyn Scope) -> Result<EnvironmentFrame, Diagnostic> {
     let budget = Budget::new();
     let mut frame = EnvironmentFrame::with_capacity(env.len());
     for (key, value) in env {
-        let name = evaluate_key(key, "environment variable", scope, &budget)?;
-        let value = evaluate_part(value, scope, &budget)?;
+        let name = evaluate_key(key, "environment variable", scope, &budget)
+            .map_err(|finding| finding.with_path("env"))?;
+        let value =
+            evaluate_part(value, scope, &budget).map_err(|finding| finding.with_path(path_of("env", key)))?;
         if frame.insert(name, value).is_some() {
-            return Err(repeated_key(key));
+            return Err(repeated_key(key).with_path("env"));
         }
     }
     Ok(frame)
@@ -112,7 +120,18 @@ pub fn evaluate_definition_env(
     scope: &dyn Scope,
 ) -> Result<EnvironmentFrame, Diagnostic> {
     let budget = Budget::new();
-    env.iter().map(|(name, value)| Ok((name.clone(), evaluate_part(value, scope, &budget)?))).collect()
+    env.iter()
+        .map(|(name, value)| {
+            evaluate_part(value, scope, &budget)
+                .map(|text| (name.clone(), text))
+                .map_err(|finding| finding.with_path(format!("env.{name}")))
+        })
+        .collect()
+}
+
+/// Returns the path of a pair in a step. A computed key may be a secret.
+fn path_of(field: &str, key: &Template) -> String {
+    format!("{field}.{}", key.as_literal().unwrap_or("…"))
 }
 
 /// Evaluates `outputs` of a run function.
@@ -125,7 +144,9 @@ pub fn evaluate_outputs(
     outputs
         .iter()
         .map(|(name, value)| {
-            Ok((name.clone(), evaluate_nested(value, declared(name), scope, &budget, VALUE_DEPTH)?))
+            evaluate_nested(value, declared(name), scope, &budget, VALUE_DEPTH)
+                .map(|value| (name.clone(), value))
+                .map_err(|finding| finding.with_path(format!("outputs.{name}")))
         })
         .collect()
 }

@@ -1,6 +1,7 @@
 //! References: sources of functions (language.md §7). Parses the text forms and evaluates computed ones. Messages never
 //! quote a reference, because it may hold credentials.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use indexmap::IndexSet;
@@ -9,6 +10,8 @@ use super::ast::{Part, Reference, Template};
 use super::diagnostic::{Class, Diagnostic, Position};
 use super::eval::{Scope, evaluate_text};
 use super::template::OPEN;
+
+const REVISION_MISSING: &str = "revision missing, expected URL@REV";
 
 /// Names of definition files, tried in this order.
 pub const DEFINITION_FILES: [&str; 2] = ["func.yml", "step.yml"];
@@ -45,7 +48,7 @@ pub fn parse(text: &str, file: &Arc<str>, at: Position) -> Result<Reference, Dia
         return parser.git(location, revision);
     }
     if text.contains("://") {
-        return Err(parser.error("revision missing, expected URL@REV"));
+        return Err(parser.error(REVISION_MISSING));
     }
     parser.oci(text)
 }
@@ -148,6 +151,44 @@ pub fn credentials(reference: &Reference) -> Vec<String> {
     found.into_iter().collect()
 }
 
+/// Returns where passwords of URLs stand in a line of any text, such as one of a document that cannot be read, in order.
+/// Each word counts as a reference, or else as a URL if it has a scheme.
+pub fn passwords_in(line: &str) -> Vec<Range<usize>> {
+    let mut offset = 0;
+    let mut found = Vec::new();
+    for word in line.split_inclusive(|c: char| c == '"' || c.is_whitespace()) {
+        let url = word.trim_start_matches(['\'', '(', '{', ',']);
+        // A text before a scheme can be the user of a password with `://`. If it is not, it is of another thing.
+        let scheme = url.find("://").and_then(|end| url.get(..end)).unwrap_or_default();
+        let before = scheme.rfind(|c: char| !is_of_scheme(c)).map_or(0, |at| url.ceil_char_boundary(at + 1));
+        let starts = [0, before].into_iter();
+        let mut passwords = starts.filter_map(|from| Some((from, password_in(url.get(from..)?)?)));
+        if let Some((from, Range { start, end })) = passwords.next() {
+            let from = offset + word.len() - url.len() + from;
+            found.push(from + start..from + end);
+        }
+        offset += word.len();
+    }
+    found
+}
+
+/// Returns where the password of a URL stands, which may have a revision and other text behind it. If there can be
+/// several, as in [`credentials`], the longest contains the others.
+fn password_in(url: &str) -> Option<Range<usize>> {
+    let location = without_scheme(url);
+    let base = url.len() - location.len();
+    let path = location.rfind('/').unwrap_or_default();
+    // The last `@` may stand before a revision, which can hold a `/`.
+    let (before_last, last) = logins(location).fold((None, None), |(_, last), login| (last, Some(login)));
+    let before_path = logins(location).take_while(|login| login.len() < path).last();
+    let split = before_path.into_iter().chain(before_last).max_by_key(|login| login.len());
+    let is_odd = url.get(..base).is_some_and(|before| before.ends_with(":/"));
+    [split, last.filter(|_| url.contains("://"))].into_iter().flatten().find_map(|login| {
+        let start = login.find(':').map(|colon| colon + 1).or(is_odd.then_some(0))?;
+        (start < login.len()).then(|| base + start..base + login.len())
+    })
+}
+
 /// Stands for an expression in a text; no document holds it.
 const COMPUTED: &str = "\0";
 
@@ -165,8 +206,11 @@ fn without_scheme(url: &str) -> &str {
 
 /// True if a text can be the scheme of a URL.
 fn is_scheme(text: &str) -> bool {
-    text.starts_with(|first: char| first.is_ascii_alphabetic())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte))
+    text.starts_with(|first: char| first.is_ascii_alphabetic()) && text.chars().all(is_of_scheme)
+}
+
+fn is_of_scheme(character: char) -> bool {
+    character.is_ascii_alphanumeric() || matches!(character, '+' | '.' | '-')
 }
 
 /// Returns the texts in a location that can be user and password, each up to another `@`. A password with `/`, `?` or
@@ -343,6 +387,10 @@ impl Parser<'_> {
         let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
         let port = host.rsplit_once(':').map_or("", |(_, port)| port);
         if !host.ends_with(']') && !port.bytes().all(|byte| byte.is_ascii_digit()) {
+            if path.is_empty() && revision.contains('/') {
+                // The only `@` is that of user and password.
+                return Err(self.error(REVISION_MISSING));
+            }
             return Err(UnsupportedLocation::Scp.diagnostic(self.file, self.at));
         }
         if host.is_empty() || path.trim_matches('/').is_empty() {

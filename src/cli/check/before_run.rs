@@ -83,9 +83,7 @@ impl Precheck<'_> {
         Err(if can_run { failure.with_remedy("correct that, or run with --no-check") } else { failure })
     }
 
-    /// Shows the warnings about failing lines, which can make a job green that is not, and tells the number of others. If
-    /// each run showed all, they would hide the job's own output. Those of the class `injection` are about the
-    /// text of a file, not about this run: only `check` tells them.
+    /// Shows the warnings about failing lines, which can make a job green that is not, and tells the number of others.
     fn tell(&self, warnings: &Warnings) {
         if self.verbosity.quiet {
             return;
@@ -98,12 +96,7 @@ impl Precheck<'_> {
                 "step-runner: --errexit ends every script at its first failing line; --allow shell leaves such warnings out",
             );
         }
-        let number = match warnings.others {
-            0 => return,
-            1 => "1 warning".to_owned(),
-            others => format!("{others} warnings"),
-        };
-        terminal::say(&format!("step-runner: {number}, shown by \"step-runner check\""));
+        shown::tell_of_others(warnings.others);
     }
 }
 
@@ -126,7 +119,7 @@ impl Warnings {
             if finding.class == Class::Shell {
                 self.is_curable |= is_about_a_step_of_script(finding);
                 self.shown.push(excerpt::render(finding, Some(&lines), true));
-            } else if finding.class != Class::Injection {
+            } else if shown::is_counted(finding) {
                 self.others += 1;
             }
         }

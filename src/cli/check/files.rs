@@ -125,6 +125,8 @@ fn is_definition_name(path: &Path) -> bool {
 fn looks_like_ours(text: &str) -> bool {
     let mut documents = vec![Vec::new()];
     for line in text.lines() {
+        // A byte order mark may stand before each document (language.md §2).
+        let line = line.trim_start_matches('\u{feff}');
         if line.starts_with("---") {
             documents.push(Vec::new());
         } else if let (Some(last), false) =
@@ -324,6 +326,8 @@ mod tests {
             "- name: a\n  script: b\n",
             "[{\"name\": \"a\", \"script\": \"b\"}]",
             "run:\n  - {name: a, script: b}\nenv: {}\n",
+            "\u{feff}- name: a\n  script: b\n",
+            "\u{feff}spec: {}\n\u{feff}---\nrun: []\n",
         ] {
             assert!(looks_like_ours(text), "{text}");
         }

@@ -22,6 +22,8 @@ fn is_ci_text(text: &str) -> bool {
     let mut top = "";
     let mut is_ci = false;
     for line in text.lines() {
+        // A byte order mark before a document belongs to no key (language.md §2).
+        let line = line.trim_start_matches('\u{feff}');
         let key = line.split_once(':').map(|(key, _)| key.trim()).unwrap_or_default();
         if line.starts_with("---") {
             (top, is_ci) = ("", false);
@@ -46,6 +48,8 @@ mod tests {
             "build:\n  script: make\n",
             "spec:\n  inputs: {}\n---\nbuild:\n  stage: b\n",
             "include: a.yml\n",
+            "\u{feff}include: a.yml\n",
+            "spec: {}\n\u{feff}---\nbuild:\n  script: make\n",
         ] {
             assert!(is_ci_text(text), "{text}");
         }
@@ -57,6 +61,7 @@ mod tests {
             "apiVersion: v1\nkind: Pod\n",
         ] {
             assert!(!is_ci_text(text), "{text}");
+            assert!(!is_ci_text(&format!("\u{feff}{text}")), "behind a byte order mark: {text}");
         }
         assert!(
             is_ci_file(Path::new("a/.gitlab-ci.yml"), "") && is_ci_file(Path::new("x.gitlab-ci.yml"), "")

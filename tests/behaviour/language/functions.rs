@@ -15,7 +15,7 @@ async fn a_function_sees_its_own_steps_and_inputs_only() {
     assert!(message.starts_with("step \"second\": step \"x\": failed to load: "), "{message}");
     assert!(
         message.contains(
-            "inner/func.yml:3:41: run[0]: expand input \"script\": steps.first: \"first\" was not found"
+            "inner/func.yml:3:41: run[0].script: expand input \"script\": steps.first: \"first\" was not found"
         ),
         "{message}"
     );

@@ -428,6 +428,30 @@ fn fault_38_what_a_command_says_of_a_local_document_shows_no_secret() {
     }
 }
 
+#[test]
+fn fault_38_no_excerpt_shows_the_password_of_a_url_or_a_value_that_the_job_made_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let function = "spec: {inputs: {t: {type: string, sensitive: true}, n: {type: number}}}\n---\nexec: {command: [\"true\"]}\n";
+    fs::create_dir(dir.path().join("f")).unwrap();
+    fs::write(dir.path().join("f/func.yml"), function).unwrap();
+    let url = format!("- {{name: a, func: \"https://user:{CANARY}@127.0.0.1:1/x@v1\"");
+    let value = format!("- {{name: a, func: ./f, inputs: {{t: {CANARY}, n: \"${{{{ vars.N }}}}\"}}}}\n");
+    for (text, words, place) in [
+        (format!("{url}}}\n"), ["run", "steps.yml"].as_slice(), "at         steps.yml:1:"),
+        (format!("{url}, ifs: x}}\n"), &["run", "steps.yml"], "--> steps.yml:1:"),
+        (format!("{url}, ifs: x}}\n"), &["check", "steps.yml"], "--> steps.yml:1:"),
+        (value, &["run", "--no-check", "--var", "N=x", "steps.yml"], "at         steps.yml:1:"),
+    ] {
+        fs::write(dir.path().join("steps.yml"), &text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+        let output = command.args(words).current_dir(dir.path()).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(!output.status.success() && said.contains(place), "{words:?}: {said}");
+        assert!(!said.contains(CANARY), "{words:?}: {said}");
+    }
+}
+
 #[tokio::test]
 async fn fault_38_a_crash_leaves_no_core_dump() {
     let mut daemon = Daemon::start();

@@ -4,7 +4,7 @@
 use indexmap::IndexMap;
 use step_runner_lang::ast::{Declaration, Function, Invocation, Run, Step};
 use step_runner_lang::convert::contract;
-use step_runner_lang::diagnostic::Diagnostic;
+use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::environment::EnvironmentFrame;
 use step_runner_lang::eval::{self, Scope};
 use step_runner_lang::value::{Value, ValueType};
@@ -28,9 +28,9 @@ pub(crate) fn given(
     inputs_scope: &dyn Scope,
     scope: &dyn Scope,
 ) -> Result<Given, Vec<Diagnostic>> {
-    let in_step = |finding: Diagnostic| match finding.path.as_str() {
-        "" => finding.with_path(step.path.clone()),
-        _ => finding,
+    let in_step = |finding: Diagnostic| {
+        let path = format!("{}.{}", step.path, finding.path);
+        finding.with_path(path)
     };
     let (inputs, env) =
         match (step_inputs(step, declared, inputs_scope), eval::evaluate_env(&step.env, scope)) {
@@ -45,7 +45,11 @@ pub(crate) fn given(
     let named = inputs.keys().cloned().collect();
     match contract::bind_inputs(inputs, declared) {
         Ok(inputs) => Ok(Given { inputs, named, env }),
-        Err(errors) => Err(errors.into_iter().map(|error| refused(step, caller, error)).collect()),
+        Err(errors) => {
+            let mut findings: Vec<_> = errors.into_iter().map(|error| refused(step, caller, error)).collect();
+            findings.sort_by_key(|finding| finding.at);
+            Err(findings)
+        }
     }
 }
 
@@ -60,14 +64,15 @@ fn step_inputs(
             eval::evaluate_inputs(&step.inputs, type_of, scope)?
         }
         Invocation::Script(text) => {
-            let text =
-                eval::evaluate_text(text, scope).map_err(|finding| eval::in_input("script", finding))?;
+            let text = eval::evaluate_text(text, scope)
+                .map_err(|finding| eval::in_input("script", finding).with_path("script"))?;
             IndexMap::from([("script".to_owned(), text.into())])
         }
         Invocation::Action(action) => {
             let inner = eval::evaluate_inputs(&step.inputs, |_| None, scope)?;
+            let action = eval::evaluate_text(action, scope).map_err(|finding| finding.with_path("action"))?;
             IndexMap::from([
-                ("action".to_owned(), eval::evaluate_text(action, scope)?.into()),
+                ("action".to_owned(), action.into()),
                 ("inputs".to_owned(), Value::object(inner)),
             ])
         }
@@ -83,10 +88,14 @@ pub(crate) fn outputs(
     eval::evaluate_outputs(&run.outputs, |name| declared.get(name).map(|output| output.value_type), scope)
 }
 
-/// Makes the diagnostic for a breach of the function's interface, at the input's key in the step or else at the step.
+/// Makes the diagnostic for a breach of the function's interface: at the value of an input if its type is wrong and its
+/// place is known, else at the input's key in the step, else at the step.
 pub(crate) fn refused(step: &Step, caller: &Function, error: contract::ContractError) -> Diagnostic {
-    let key = step.inputs.iter().map(|(key, _)| key).find(|key| key.as_literal() == Some(&error.name));
-    let at = key.map_or(step.at, |key| key.at);
+    let input = step.inputs.iter().find(|(key, _)| key.as_literal() == Some(&error.name));
+    let at = input.map_or(step.at, |(key, value)| match error.class {
+        Class::Type => value.at().unwrap_or(key.at),
+        _ => key.at,
+    });
     let path = format!("{}.inputs.{}", step.path, error.name);
     Diagnostic::error(error.class, &caller.file, at, error.message).with_path(path)
 }

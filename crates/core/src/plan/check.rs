@@ -140,6 +140,7 @@ impl<'a> Check<'a> {
             self.condition(step, &names);
             let mut ended = Vec::new();
             if let Invocation::Group(members) = &step.invokes {
+                names.members = members.iter().map(|member| member.name.as_str()).collect();
                 for member in members {
                     self.condition(member, &names);
                     let callee = self.callee(member, index);
@@ -147,6 +148,7 @@ impl<'a> Check<'a> {
                     self.step(member, callee.as_deref(), &names);
                     ended.push((member.name.as_str(), Ended::Function(callee)));
                 }
+                names.members.clear();
                 ended.push((step.name.as_str(), Ended::Group));
             } else {
                 let callee = self.callee(step, index);

@@ -41,8 +41,18 @@ pub(crate) fn target(
             Ok(Target::Fetch(Reference::Local { path: absolute(func_dir, &path), files }))
         }
         Ok(other) => Ok(Target::Fetch(other)),
-        Err(finding) if finding.path.is_empty() => Err(finding.with_path(step.path.clone())),
+        Err(finding) if finding.path.is_empty() => Err(finding.with_path(place(step).1)),
         Err(finding) => Err(finding),
+    }
+}
+
+/// Returns place and path of what names the function of a step.
+pub(crate) fn place(step: &Step) -> (Position, String) {
+    match &step.invokes {
+        Invocation::Reference(_, at) => (*at, format!("{}.func", step.path)),
+        Invocation::Script(template) => (template.at, format!("{}.script", step.path)),
+        Invocation::Action(template) => (template.at, format!("{}.action", step.path)),
+        Invocation::Group(_) => (step.at, step.path.clone()),
     }
 }
 

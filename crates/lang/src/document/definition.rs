@@ -10,7 +10,7 @@ use super::checker::{Checker, UnknownKey, at_index, join};
 use super::duration::duration;
 use super::flow::Place;
 use super::foreign;
-use crate::ast::{Body, Definition, Exec, Outputs, Run, Spec, Step, Template, TemplateValue};
+use crate::ast::{Body, Definition, Delegate, Exec, Outputs, Run, Spec, Step, Template, TemplateValue};
 use crate::convert::contract;
 use crate::diagnostic::{Class, Position};
 use crate::name;
@@ -269,9 +269,15 @@ impl Checker<'_> {
                     let help = "names are unique over a list and its groups";
                     self.error_with_help(Class::Name, step.name_at, &path, &message, help);
                 } else {
-                    let message = format!(
-                        "step \"{name}\" stands already at line {line}; its result replaces the earlier one"
-                    );
+                    let message = if first == step.at {
+                        format!(
+                            "step \"{name}\" stands in the list again, as an alias; its result replaces the earlier one"
+                        )
+                    } else {
+                        format!(
+                            "step \"{name}\" stands already at line {line}; its result replaces the earlier one"
+                        )
+                    };
                     self.warning(Class::Name, step.at, &path, message);
                 }
             }
@@ -331,7 +337,7 @@ impl Checker<'_> {
         entry: Option<&YamlEntry>,
         steps: Option<&[Step]>,
         spec: &Spec,
-    ) -> Option<String> {
+    ) -> Option<Delegate> {
         const PATH: &str = "delegate";
         let wanted = matches!(spec.outputs, Outputs::Delegate);
         let Some(entry) = entry else {
@@ -369,6 +375,6 @@ impl Checker<'_> {
             self.error_with_help(Class::NotFound, entry.value.at, PATH, &message, &help);
             return None;
         }
-        Some(name.to_owned())
+        Some(Delegate { name: name.to_owned(), at: entry.value.at })
     }
 }

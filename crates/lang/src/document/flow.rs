@@ -304,6 +304,11 @@ impl Checker<'_> {
         if let Some(entry) = entries.iter().find(|entry| entry.key.text == "exclude") {
             let keys: Vec<&str> =
                 entries.iter().map(|entry| entry.key.text.as_str()).filter(|key| *key != "exclude").collect();
+            if keys.is_empty() {
+                let help = "write a key with a list of values beside \"exclude\"";
+                self.error_with_help(Class::Schema, node.at, path, "the matrix has no list", help);
+                return None;
+            }
             let exclude = self.exclude(&entry.value, &keys, &join(path, "exclude"));
             whole &= exclude.is_some();
             matrix.exclude = exclude.unwrap_or_default();

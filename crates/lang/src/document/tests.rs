@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ast::{Invocation, Reference};
+use crate::ast::{Delegate, Invocation, Reference};
 
 fn function(text: &str) -> Function {
     parse_function(text, "func.yml").unwrap_or_else(|errors| panic!("{errors:#?}"))
@@ -189,12 +189,37 @@ fn the_path_of_an_unknown_key_ends_in_the_key_once() {
 }
 
 #[test]
+fn aliases_in_a_list_of_steps_are_shown_as_such() {
+    let found = |text: &str| shown(&check_request(text, "f.yml").diagnostics);
+    assert_eq!(
+        found("- &x {name: a, script: b}\n- *x\n"),
+        [
+            "f.yml:1:6: run[1].name: warning: step \"a\" stands in the list again, as an alias; its result replaces the earlier one"
+        ]
+    );
+    assert_eq!(
+        found("- {name: a, script: b, env: &e {A: *e}}\n"),
+        ["f.yml:1:36: run[0].env.A: an alias inside the node it stands for"]
+    );
+}
+
+#[test]
+fn a_matrix_of_exclude_alone_has_no_list() {
+    assert_eq!(
+        shown(&check_request("- {name: a, script: b, matrix: {exclude: [{a: 1}]}}\n", "f.yml").diagnostics),
+        [
+            "f.yml:1:32: run[0].matrix: the matrix has no list (write a key with a list of values beside \"exclude\")"
+        ]
+    );
+}
+
+#[test]
 fn spec_and_definition_must_agree_on_delegation() {
     let steps = "run:\n- {name: build, script: x}\n";
     let delegate = "spec: {outputs: delegate}\n---\n";
     assert_eq!(
-        run_of(function(&format!("{delegate}{steps}delegate: build\n"))).delegate.as_deref(),
-        Some("build")
+        run_of(function(&format!("{delegate}{steps}delegate: build\n"))).delegate,
+        Some(Delegate { name: "build".to_owned(), at: Position { line: 5, column: 11 } })
     );
     assert_eq!(
         errors(&format!("{delegate}{steps}delegate: biuld\n")),

@@ -231,11 +231,15 @@ pub fn meant(path: &str, name: &str, known: &[String]) -> String {
 /// Returns `known: a, b, …`; of very many names only those similar to `name`.
 fn list(path: &str, name: Option<&str>, known: &[String]) -> String {
     if known.is_empty() {
-        return match path.split(['.', '[', ':']).next().unwrap_or_default() {
-            "inputs" => "this file declares no inputs".to_owned(),
-            "steps" => "no step of this list comes before".to_owned(),
-            _ => "nothing is set there".to_owned(),
-        };
+        // With a name, the path ends with it.
+        let members = path.matches(['.', '[']).count().saturating_sub(usize::from(name.is_some()));
+        return match (path.split(['.', '[', ':']).next().unwrap_or_default(), members) {
+            ("inputs", 0) => "this file declares no inputs",
+            ("steps", 0) => "no step of this list comes before",
+            ("steps", 2) => "the step has no outputs",
+            _ => "nothing is set there",
+        }
+        .to_owned();
     }
     if known.len() > LISTED_NAMES {
         let all = known.iter().map(String::as_str);

@@ -40,7 +40,9 @@ fn fault_68_other_schemes_and_forms_of_git_are_refused_without_credentials_in_th
         let message = parsed(text).unwrap_err();
         assert!(!message.contains("pw"), "{message}");
     }
-    assert_eq!(parsed("https://h/p").unwrap_err(), "revision missing, expected URL@REV");
+    for text in ["https://h/p", "https://u:pw@h.example.com/p", "u:pw@h/p"] {
+        assert_eq!(parsed(text).unwrap_err(), "revision missing, expected URL@REV", "{text}");
+    }
     assert!(parsed("https://h:8443/p@v1").is_ok());
     assert!(parsed("https://[::1]:80/p@v1").is_ok());
 }
@@ -141,6 +143,28 @@ fn fault_68_credentials_are_found_in_references_of_all_kinds() {
 }
 
 #[test]
+fn passwords_are_found_in_lines_of_any_text() {
+    for (line, expected) in [
+        ("- {name: a, func: \"https://u:pw@h/p@v1\"}", &["pw"][..]),
+        ("func: https://u:pw@h/p@v1", &["pw"]),
+        ("git: {url: 'https://u:pw@h/p', rev: v1}", &["pw"]),
+        ("[{\"func\":\"u:pw@h/p@v1\",\"a\":\"https://v:pass@h\"}]", &["pw", "pass"]),
+        ("  script: 'ftp://u:p@w@h/x' curl https://ü:w@h", &["p@w", "w"]),
+        ("  script: URL=https://u:pw@h/x git@x=https://u:pw@h/y", &["//u:pw", "//u:pw"]),
+        ("- [https://u:pw@h/p@v1]", &["pw"]),
+        ("func: https://u:pw@h", &["pw"]),
+        ("func: u:/pw@h/p@v1", &["pw"]),
+        ("func: https://u:a/b@h/p@v1", &["a/b"]),
+        ("- {func: https://git@h/p@v1, step: git@h:9/p@v1}", &[]),
+        ("image: r.example.com:5000/p:1@sha256:00 # a:b@c", &[]),
+        ("script: scp x git@h:/p; echo 10:30 ${{ a }}@b", &[]),
+    ] {
+        let found: Vec<&str> = passwords_in(line).into_iter().map(|range| line.get(range).unwrap()).collect();
+        assert_eq!(found, expected, "{line}");
+    }
+}
+
+#[test]
 fn images_need_a_registry_and_may_have_a_digest() {
     for text in ["word", "a/b:1", "alpine:3", "r.example.com", "r.example.com/:1", "func.yml"] {
         assert!(parsed(text).is_err(), "{text}");
@@ -169,5 +193,16 @@ proptest! {
     #[test]
     fn any_text_is_parsed_or_refused(text in "([a-z./:@ -]|sha256:|https://|/-/|builtin://){0,20}") {
         drop(parsed(&text));
+    }
+
+    #[test]
+    fn each_password_of_a_reference_is_found_in_its_line(text in "([a-z./:@?#-]|https://){0,20}") {
+        if let Ok(reference) = parsed(&text) {
+            let line = format!("- {{name: a, func: \"{text}\"}}");
+            let hidden: Vec<&str> = passwords_in(&line).into_iter().map(|range| line.get(range).unwrap()).collect();
+            for password in credentials(&reference) {
+                prop_assert!(hidden.iter().any(|hidden| hidden.contains(&password)), "{password}");
+            }
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles,
 use crate::job::event::{CallId, FetchFailure, Fetched};
 use crate::plan::builtin::{self, BuiltinKind};
 use crate::plan::library::Loaded;
-use crate::plan::{bind, script_legacy};
+use crate::plan::{bind, locate, script_legacy};
 
 use super::Machine;
 use super::call::{AttemptEnd, Entry, Fetching, Work};
@@ -43,8 +43,9 @@ impl Machine {
         let Some(caller) = self.caller(id).and_then(|caller| self.list(caller)) else { return Ok(()) };
         let func_dir = Arc::clone(&caller.func_dir);
         let loaded = builtin::find(name).map_err(|(class, message)| {
-            let finding = Diagnostic::error(class, &caller.loaded.function.file, step.at, message);
-            Failure::loading(&[finding.with_path(step.path.clone())])
+            let (at, path) = locate::place(step);
+            let finding = Diagnostic::error(class, &caller.loaded.function.file, at, message);
+            Failure::loading(&[finding.with_path(path)])
         })?;
         let entry = self.entry(id, files, loaded, (func_dir, None));
         self.bind_and_enter(step, builtin::info(name), entry, builtin::kind(name))

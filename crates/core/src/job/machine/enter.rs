@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use step_runner_lang::ast::{Body, Exec};
-use step_runner_lang::diagnostic::{Class, Diagnostic};
+use step_runner_lang::diagnostic::Class;
 use step_runner_lang::eval::{self, Context, Steps};
 use step_runner_lang::value::EvaluatedText;
 use step_runner_log::words::DaemonLine;
@@ -178,10 +178,12 @@ fn command_line(
     exec: &Exec,
     view: &Context<'_>,
 ) -> Result<(Vec<EvaluatedText>, Option<EvaluatedText>), Failure> {
-    let at = |finding: Diagnostic| Failure::at(&[finding]);
-    let command = eval::evaluate_texts(&exec.command, view).map_err(at)?;
-    let work_dir =
-        exec.work_dir.as_ref().map(|path| eval::evaluate_text(path, view)).transpose().map_err(at)?;
+    let command = eval::evaluate_texts(&exec.command, view).map_err(|finding| {
+        let path = format!("exec.command{}", finding.path);
+        Failure::at(&[finding.with_path(path)])
+    })?;
+    let work_dir = exec.work_dir.as_ref().map(|path| eval::evaluate_text(path, view)).transpose();
+    let work_dir = work_dir.map_err(|finding| Failure::at(&[finding.with_path("exec.work_dir")]))?;
     if command.first().is_none_or(|program| program.text.is_empty()) {
         return Err(Failure::plain(Class::Exec, "exec: the command is empty"));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use step_runner_lang::ast::flow::{Condition, Flow, When};
-use step_runner_lang::ast::{Body, Function, Outputs, Step};
+use step_runner_lang::ast::{Body, Delegate, Function, Outputs, Step};
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::eval::{self, EndedStep, ListState};
 use step_runner_lang::value::{Data, Value};
@@ -152,7 +152,8 @@ impl Machine {
         let declared = match &function.spec.outputs {
             Outputs::Declared(declared) => declared,
             Outputs::Delegate => {
-                let named = run.delegate.as_deref().and_then(|name| Some((name, list.steps.get(name)?)));
+                let named =
+                    run.delegate.as_ref().and_then(|named| Some((named, list.steps.get(&named.name)?)));
                 return delegated(function, named);
             }
         };
@@ -209,23 +210,23 @@ fn skipped_by(when: When) -> String {
 /// Returns the outputs of the step that a function delegates to.
 fn delegated(
     function: &Function,
-    named: Option<(&str, &EndedStep)>,
+    named: Option<(&Delegate, &EndedStep)>,
 ) -> Result<IndexMap<String, Value>, Failure> {
-    let Some((name, step)) = named else { return Ok(IndexMap::new()) };
+    let Some((Delegate { name, at }, step)) = named else { return Ok(IndexMap::new()) };
     match step.lack(name) {
         Some(lack) => {
-            let at = step_runner_lang::diagnostic::Position::START;
             let message = format!("the outputs of step \"{name}\" were not found");
-            let finding = Diagnostic::error(Class::NotFound, &function.file, at, message);
+            let finding = Diagnostic::error(Class::NotFound, &function.file, *at, message);
             Err(Failure::at(&[finding.with_path("delegate").with_help(lack)]))
         }
         None => Ok(step.outputs().cloned().unwrap_or_default()),
     }
 }
 
-/// Adds the remedy to an error in a condition that names something missing.
+/// Adds the remedy to an error in a condition that names a missing variable.
 fn explained(finding: Diagnostic) -> Diagnostic {
-    if finding.class != Class::NotFound {
+    let root = finding.message.split(['.', '[']).next().unwrap_or_default();
+    if finding.class != Class::NotFound || !["vars", "job", "env"].contains(&root) {
         return finding;
     }
     let known = finding.help.clone().map(|help| format!("{help}; ")).unwrap_or_default();

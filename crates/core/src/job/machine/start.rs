@@ -178,8 +178,9 @@ impl Machine {
         let inherited = list.tree.clone().filter(|_| matches!(loading.reference, Reference::Local { .. }));
         let fetched = result.as_ref().map_err(|failure| {
             let file = &at.loaded.function.file;
-            let finding = Diagnostic::error(failure.class, file, step.at, &failure.message);
-            let loading = Failure::loading(&[finding.with_path(step.path.clone())]);
+            let (at, path) = locate::place(step);
+            let finding = Diagnostic::error(failure.class, file, at, &failure.message);
+            let loading = Failure::loading(&[finding.with_path(path)]);
             match failure.class {
                 Class::Fetch => loading.of_kind(step_runner_lang::ast::flow::FailureKind::Fetch),
                 _ => loading,

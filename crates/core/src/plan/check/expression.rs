@@ -43,6 +43,8 @@ pub(super) struct Names<'a> {
     pub(super) matrix: Option<Vec<&'a str>>,
     /// All steps of the list.
     pub(super) coming: IndexMap<&'a str, Position>,
+    /// Members of the group around the step.
+    pub(super) members: Vec<&'a str>,
     /// True if there may be more steps.
     pub(super) open: bool,
 }

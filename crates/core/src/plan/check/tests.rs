@@ -184,6 +184,24 @@ fn steps_are_seen_only_inside_a_list() {
 }
 
 #[test]
+fn members_of_a_group_do_not_see_each_other() {
+    let text = "{}\n---\nrun:\n- name: g\n  parallel:\n  - {name: a, script: x}\n  - {name: b, script: \"${{ steps.a.status }}\"}\n  - {name: c, script: \"${{ steps.d.status }}\"}\n- {name: d, script: x}\n";
+    let found = findings_with(text, None);
+    assert!(found.len() == 2 && found[0].contains("members of a group do not see each other"), "{found:?}");
+    assert!(found[1].contains("the step stands at line 9; only steps before this one"), "{found:?}");
+}
+
+#[test]
+fn a_script_has_no_outputs() {
+    let text = "{}\n---\nrun:\n- {name: a, script: x}\n- {name: b, script: \"${{ steps.a.outputs.x }}\"}\n";
+    let found = findings_with(text, None);
+    assert!(
+        found.len() == 1 && found[0].ends_with("\"x\" was not found (the step has no outputs)"),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn unknown_builtins_are_named() {
     let found = findings_with("{}\n---\nrun: [{name: a, func: \"builtin://scirpt\"}]\n", None);
     assert!(found.len() == 1 && found[0].contains("builtin \"scirpt\" was not found"), "{found:?}");

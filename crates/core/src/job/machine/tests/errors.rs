@@ -105,6 +105,70 @@ fn what_fails_after_the_start_leaves_a_result() {
 }
 
 #[test]
+fn failures_have_the_place_of_what_is_wrong_and_its_path() {
+    for (step, place) in [
+        ("func: ./nowhere", "<steps>:1:18: run[0].func: no func.yml"),
+        ("func: 'builtin://nope'", "<steps>:1:18: run[0].func: builtin"),
+        ("func: 'h/p@v1'", "<steps>:1:18: run[0].func: "),
+        ("func: '${{ vars.NOPE }}'", "<steps>:1:28: run[0].func: vars.NOPE: "),
+        ("script: '${{ vars.NOPE }}'", "<steps>:1:30: run[0].script: expand input \"script\": vars.NOPE: "),
+        ("script: x, env: {A: b, Z: '${{ env.NOPE }}'}", "<steps>:1:47: run[0].env.Z: env.NOPE: "),
+        ("script: x, env: {'${{ vars.NOPE }}': b}", "<steps>:1:39: run[0].env: vars.NOPE: "),
+        (
+            "func: ./need, inputs: {m: x, n: '${{ env.NOPE }}'}",
+            "run[0].inputs.n: expand input \"n\": env.NOPE: ",
+        ),
+        (
+            "func: ./need, inputs: {m: [1], n: x}",
+            "<steps>:1:35: run[0].inputs.m: input \"m\": expected string, got array",
+        ),
+        (
+            "func: ./need, inputs: {m: [1], n: x}",
+            "; <steps>:1:46: run[0].inputs.n: input \"n\": expected number",
+        ),
+        ("func: ./badenv", "/job/badenv/func.yml:3:19: env.A: env.NOPE: "),
+    ] {
+        let (message, _) = fails(step, "");
+        assert!(message.contains(place), "{message} / {place}");
+    }
+    let trace = world("").run_steps(
+        "spec: {outputs: {o: {type: string}}}\n---\nrun: [{name: a, script: x}]\noutputs: {o: '${{ steps.a.outputs.v }}'}\n",
+    );
+    let message = &trace.outcome().message;
+    assert!(
+        message.contains(
+            "<steps>:4:35: outputs.o: steps.a.outputs.v: \"v\" was not found (the step has no outputs)"
+        ),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_delegate_that_has_failed_is_shown_where_it_is_named() {
+    let run = "run: [{name: a, func: ../badenv, continue_on_error: true}]";
+    let text = format!("spec: {{outputs: delegate}}\n---\n{run}\ndelegate: a\n");
+    let files =
+        FILES.map(|(path, text)| (path, text)).into_iter().chain([("/job/d/func.yml", text.as_str())]);
+    let trace = World::new(files).run_steps("[{name: s, func: ./d}]");
+    let message = &trace.outcome().message;
+    assert!(
+        message.contains("/job/d/func.yml:4:11: delegate: the outputs of step \"a\" were not found"),
+        "{message}"
+    );
+}
+
+#[test]
+fn the_remedy_for_a_missing_variable_is_for_variables() {
+    for (condition, helps) in
+        [("vars.X", true), ("env.NOPE == 1", true), ("steps.c.outputs.x", false), ("nope", false)]
+    {
+        let trace = world("").run_steps(&format!("[{{name: a, script: x, if: '${{{{ {condition} }}}}'}}]"));
+        let message = &trace.outcome().message;
+        assert_eq!(message.contains("write bool(vars.NAME || \"\")"), helps, "{message}");
+    }
+}
+
+#[test]
 fn all_findings_of_a_file_are_reported_each_on_its_line() {
     let trace = world("").run_steps("[{name: a, func: ./broken}]");
     let lines = trace.log();
