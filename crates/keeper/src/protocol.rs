@@ -5,7 +5,7 @@
 //! connection replaces an older one (the daemon's state lock makes sure there is one daemon).
 //!
 //! **Every request may be repeated.** [`Request::Register`] is idempotent by key, [`Request::Record`] by `seq`. Lines,
-//! phrases and the close are idempotent by `op`, starts by the number of the process: `op` is a number that counts up
+//! phrases and the close are idempotent by `op`, starts and trees by the number of the process: `op` is a number that counts up
 //! within a job and is the same when a later daemon replays the job. The keeper ignores an `op` it has already done, so
 //! nothing is spawned or written twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
 //!
@@ -30,7 +30,7 @@ pub use ends::{Closed, StartPart, StepEnd, StepEnded};
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
 /// comes.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -112,12 +112,13 @@ pub enum Request {
         /// Time until SIGKILL.
         grace: Duration,
     },
-    /// Write the processes of running steps to the log, as a tree (flow.md §4).
+    /// Write the processes of running steps to the log, as a tree (flow.md §4). It has no `op`, because the stop behind it
+    /// waits for no earlier request.
     ShowProcesses {
         /// The job.
         key: JobKey,
-        /// See the module's text.
-        op: u32,
+        /// Number of the attempt whose limit has passed. Ignored if its tree was asked for before.
+        attempt: ProcessNumber,
         /// The processes of the steps.
         processes: Vec<ProcessNumber>,
     },

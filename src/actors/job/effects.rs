@@ -75,8 +75,8 @@ impl JobActor {
             Action::StopFetch(process) => self.stop_fetch(process, ctx),
             Action::Spawn { is_asked, spawn } => self.spawn(is_asked, spawn, ctx),
             Action::Stop { process, grace } => self.stop(process, grace),
-            Action::ShowProcesses { op, processes } => {
-                self.link.tell_short(Request::ShowProcesses { key: self.key(), op, processes });
+            Action::ShowProcesses { attempt, processes } => {
+                self.link.tell_short(Request::ShowProcesses { key: self.key(), attempt, processes });
             }
             Action::Clear { call, processes } => {
                 let grace = self.context.config().leftover_grace;

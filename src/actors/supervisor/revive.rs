@@ -171,7 +171,7 @@ mod tests {
     fn fault_46_records_of_another_format_are_of_another_protocol() {
         // Raise the protocol version together with any format: then every record of a keeper with our version can be
         // read, and jobs of other keepers are interrupted.
-        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (12, 3, 9));
+        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (13, 3, 9));
     }
 
     #[test]

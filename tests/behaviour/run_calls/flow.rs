@@ -120,6 +120,30 @@ async fn a_stop_of_one_member_leaves_its_siblings_and_what_earlier_steps_left() 
 }
 
 #[tokio::test]
+async fn the_log_shows_all_processes_of_a_step_whose_limit_has_passed_as_they_ran() {
+    for way in WAYS {
+        let daemon = daemon(way);
+        let client = daemon.client().await;
+        let again = serde_json::json!({"max": 9, "delay": "0s"});
+        let steps = serde_json::json!([
+            {"name": "tree", "timeout": "300ms", "continue_on_error": true, "script": "sleep 601 & sleep 602 & wait"},
+            {"name": "group", "timeout": "500ms", "parallel": [
+                {"name": "a", "timeout": "300ms", "retry": again, "script": "sleep 603"},
+                {"name": "b", "script": "sleep 604"},
+            ]},
+        ]);
+        client.run_to_end("1", &steps.to_string()).await;
+        let log = String::from_utf8(client.log("1").await).unwrap();
+        let shown = |part: &str| log.lines().filter(|line| line.contains(part)).count();
+        // Member a is shown at its own limit and at that of the group.
+        let counts = ["state S) sleep 601", "state S) sleep 602", "state S) sleep 603", "state S) sleep 604"]
+            .map(shown);
+        assert_eq!(counts, [1, 1, 2, 1], "{way}: {log}");
+        assert_eq!(shown("state Z"), 0, "{way}: {log}");
+    }
+}
+
+#[tokio::test]
 async fn what_an_attempt_has_left_is_ended_before_the_next_one() {
     for way in WAYS {
         let daemon = daemon(way);

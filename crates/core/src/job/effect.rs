@@ -55,6 +55,8 @@ pub enum Effect {
     ShowProcesses {
         /// The call whose limit has passed.
         call: CallId,
+        /// Number of the attempt. The limit of an attempt passes once.
+        attempt: ProcessNumber,
         /// The processes that run below it. What they have started is shown too.
         processes: Vec<ProcessNumber>,
     },
@@ -236,7 +238,7 @@ impl fmt::Debug for Effect {
             Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.process, spawn.name),
             Self::Stop { grace, .. } => write!(f, "Stop({grace:?})"),
             Self::StopFetch(process) => write!(f, "StopFetch({process})"),
-            Self::ShowProcesses { call, processes } => write!(f, "ShowProcesses({call}, {processes:?})"),
+            Self::ShowProcesses { call, processes, .. } => write!(f, "ShowProcesses({call}, {processes:?})"),
             Self::Clear { call, processes } => write!(f, "Clear({call}, {processes:?})"),
             Self::Wake { timer, at } => write!(f, "Wake({timer}, {at})"),
             Self::Note(note) => write!(f, "Note({}, {}, {:?})", note.call, note.parent, note.result.outcome),

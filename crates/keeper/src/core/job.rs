@@ -62,6 +62,8 @@ pub struct Job {
     pub(super) processes: Vec<Process>,
     /// Steps that have ended, in order.
     pub(super) ended: Vec<StepEnded>,
+    /// Attempts whose processes were written to the log.
+    shown: Vec<ProcessNumber>,
     /// What steps wait for before their next attempts.
     clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
@@ -92,6 +94,7 @@ impl Job {
             told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
             processes: Vec::new(),
             ended: Vec::new(),
+            shown: Vec::new(),
             clearances: Vec::new(),
             last_step: None,
             ending: None,

@@ -63,8 +63,8 @@ pub(in crate::actors::job) enum Action {
     },
     /// Ask the keeper to write processes to the log.
     ShowProcesses {
-        /// Number of the request.
-        op: u32,
+        /// Number of the attempt whose limit has passed.
+        attempt: ProcessNumber,
         /// Their numbers.
         processes: Vec<ProcessNumber>,
     },
@@ -112,9 +112,9 @@ impl Driver {
     /// Returns the next action. `None` if there is none, or if an await must end first.
     pub(in crate::actors::job) fn next_action(&mut self) -> Option<Action> {
         if self.phase.is_running()
-            && let Some((process, grace)) = self.stops.pop_front()
+            && let Some(action) = self.urgent.pop_front()
         {
-            return Some(Action::Stop { process, grace });
+            return Some(action);
         }
         while self.awaits == 0 && self.phase.is_running() {
             let Some(effect) = self.queue.pop_front() else { break };
@@ -162,8 +162,8 @@ impl Driver {
             Effect::Stop { process, grace } => {
                 self.processes.contains(&process).then_some(Action::Stop { process, grace })
             }
-            Effect::ShowProcesses { processes, .. } => {
-                numbering.next_op().map(|op| Action::ShowProcesses { op, processes })
+            Effect::ShowProcesses { attempt, processes, .. } => {
+                Some(Action::ShowProcesses { attempt, processes })
             }
             Effect::Clear { call, processes } => Some(Action::Clear { call, processes }),
             Effect::Wake { timer, at } => {

@@ -258,9 +258,10 @@ impl Machine {
         let Some(attempts) = &mut call.attempts else { return };
         attempts.is_timed_out = true;
         attempts.timer = None;
+        let attempt = call.process;
         let running = self.processes_below(id);
         if !running.is_empty() {
-            self.push(Effect::ShowProcesses { call: id, processes: running });
+            self.push(Effect::ShowProcesses { call: id, attempt, processes: running });
         }
         let stop =
             Stop { state: ListState::Timeout, limit: None, no_cleanup: None, inside: None, rest: CANCELLED };

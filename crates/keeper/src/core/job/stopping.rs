@@ -22,6 +22,19 @@ pub(super) struct Clearance {
 }
 
 impl Job {
+    /// Writes running processes to the log, once for each attempt whose limit has passed.
+    pub(in crate::core) fn show_processes(
+        &mut self,
+        attempt: ProcessNumber,
+        processes: Vec<ProcessNumber>,
+        out: &mut Actions,
+    ) {
+        if self.closed.is_none() && !self.shown.contains(&attempt) {
+            self.shown.push(attempt);
+            out.job(self.serial, JobAction::ShowProcesses(processes));
+        }
+    }
+
     /// Asks a step to end, and kills it after `grace`. A shorter grace wins, a longer one is ignored. A step that is not
     /// started yet does not start.
     pub(in crate::core) fn stop_step(

@@ -327,8 +327,7 @@ impl Stage {
                 }
             }
             Action::MakeFiles(_) | Action::RemoveFiles(_) | Action::StopFetch(_) | Action::Wake { .. } => {}
-            Action::Stop { .. } | Action::Clear { .. } => drop(self.lives()),
-            Action::ShowProcesses { op, .. } => drop(self.ask(op, "processes".into())),
+            Action::Stop { .. } | Action::Clear { .. } | Action::ShowProcesses { .. } => drop(self.lives()),
             Action::Fetch { process, .. } => {
                 let is_known = self.recorded().any(|event| match event {
                     Event::Fetched { process: fetched, .. }
