@@ -64,7 +64,7 @@ pub struct Job {
     pub(super) ended: Vec<StepEnded>,
     /// Attempts whose processes were written to the log.
     shown: Vec<ProcessNumber>,
-    /// What steps wait for before their next attempts.
+    /// What is ended of what steps have left.
     clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
     pub(super) last_step: Option<(ProcessNumber, Duration)>,
@@ -166,7 +166,7 @@ impl Job {
                 self.checked_cleared(number, is_empty, at, out);
             }
             Event::CheckedEmpty(check, is_empty) => self.checked_empty(check, is_empty, at, out),
-            Event::CheckedLeftEmpty(call, is_empty) => self.checked_left_empty(call, is_empty, at, out),
+            Event::CheckedLeftEmpty(reason, is_empty) => self.checked_left_empty(reason, is_empty, at, out),
             Event::Fewer => {
                 self.end_anew(at);
                 self.clear_anew(at.now);

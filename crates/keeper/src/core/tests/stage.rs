@@ -31,6 +31,8 @@ pub(super) enum Happening {
         job: u8,
         grace: u64,
     },
+    /// The processes of the latest step are written to the log.
+    Show(u8),
     /// What all steps have left is to be ended.
     Clear {
         job: u8,
@@ -229,6 +231,21 @@ impl Stage {
         self.jobs.get(&job).is_some_and(|daemon| daemon.closed > 0)
     }
 
+    /// Number of the job's steps whose end the daemon was told of.
+    pub(super) fn ended(&self, job: u8) -> usize {
+        self.jobs.get(&job).map_or(0, |daemon| daemon.ended.len())
+    }
+
+    /// Length of the job's log.
+    pub(super) fn log_len(&mut self, job: u8) -> u64 {
+        self.body(job).map_or(0, |body| body.log.len)
+    }
+
+    /// Number of processes that steps of the job have left.
+    pub(super) fn left(&mut self, job: u8) -> u8 {
+        self.body(job).map_or(0, |body| body.left.values().sum())
+    }
+
     fn serial(&self, job: u8) -> Option<Serial> {
         self.serials.iter().rev().find(|(_, of)| **of == job).map(|(serial, _)| *serial)
     }
@@ -259,6 +276,11 @@ impl Stage {
             }
             Happening::Exit { job, left, is_drained } => self.exit(job, left, is_drained),
             Happening::Stop { job, grace } => self.stop(job, millis(grace)),
+            Happening::Show(job) => {
+                let Some(daemon) = self.jobs.get(&job) else { return };
+                let (key, process) = (key(job), daemon.process);
+                self.ask(Request::ShowProcesses { key, attempt: process, processes: vec![process] });
+            }
             Happening::Clear { job, .. } if self.is_closing(job) => {}
             Happening::Clear { job, grace } => {
                 let is_ended = self.body(job).is_none_or(|body| body.is_ended);

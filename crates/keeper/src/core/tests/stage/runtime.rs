@@ -134,7 +134,9 @@ impl Stage {
             JobAction::Kill if leftover_keep && body.kill_at.is_none_or(|at| now < at) => {
                 Some("SIGKILL within the grace")
             }
-            JobAction::Line(..) | JobAction::WriteEnd { .. } if body.is_closed => {
+            JobAction::Line(..) | JobAction::ShowProcesses(_) | JobAction::WriteEnd { .. }
+                if body.is_closed =>
+            {
                 Some("a line in a closed log")
             }
             JobAction::WriteEnd { has_survivors, .. } if *has_survivors != is_alive => {
@@ -144,7 +146,7 @@ impl Stage {
         };
         self.wrongs.extend(wrong.map(str::to_owned));
         match action {
-            JobAction::Line(..) => body.log.len += 10,
+            JobAction::Line(..) | JobAction::ShowProcesses(_) => body.log.len += 10,
             JobAction::Start(process) if body.whims.is_busy => {
                 body.whims.is_busy = false;
                 let failure =
@@ -167,10 +169,10 @@ impl Stage {
                 let is_empty = body.left.get(&process).is_none_or(|left| *left == 0);
                 return Some(Event::CheckedEmpty(EmptyCheck::Clear(process), is_empty));
             }
-            JobAction::CheckLeftEmpty { call, processes } => {
+            JobAction::CheckLeftEmpty { reason, processes } => {
                 let is_empty =
                     processes.iter().all(|process| body.left.get(process).is_none_or(|left| *left == 0));
-                return Some(Event::CheckedLeftEmpty(call, is_empty));
+                return Some(Event::CheckedLeftEmpty(reason, is_empty));
             }
             JobAction::TerminateLeft(processes) if !body.whims.is_stuck => {
                 body.left.retain(|process, _| !processes.contains(process));
