@@ -33,6 +33,7 @@ use std::collections::{BTreeSet, VecDeque};
 pub(super) use actions::{Action, CloseRequest, Noted};
 pub(super) use ending::{ClosedJob, EndedRoot, InterruptedJob, end_at_loss, outcome_at_close};
 pub(super) use events::{DeferredInput, EventReaction, RecordToSend, RecordedMachine};
+pub(super) use numbering::EventPlace;
 pub(in crate::actors) use numbering::PerformedEffects;
 pub(super) use waiting::{NextAttempt, WaitingRequests};
 

@@ -52,7 +52,7 @@ impl Supervisor {
         let group = || self.context.sync_group.clone();
         let log = LogFeed::growing(registered.log_len, group(), &folder);
         LogSink::begin(&log);
-        let trace = TraceFeed::growing(folder.steps_len(), group());
+        let trace = TraceFeed::replaying(folder.steps_len(), group());
         let view = JobView::new(id, record.registered, registered.log_inode, log, trace, state);
         Ok((Arc::new(view.of_request(digest, record.origin)), stored))
     }

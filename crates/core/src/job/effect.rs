@@ -101,6 +101,9 @@ pub struct StepNote {
     pub is_member: bool,
     /// Number of the stream that its processes write.
     pub slot: u8,
+    /// Its place: the length of the log then. `None` if only the keeper knows it, because lines were written or time has passed
+    /// since the last end of a process.
+    pub place: Option<u64>,
     /// Its result so far, without the results of its own steps.
     pub result: StepResult,
 }

@@ -39,6 +39,8 @@ struct Ledger {
     brief: Vec<u8>,
     /// Largest `op` done.
     last_op: u32,
+    /// Length of the log at each `op` that asked for it.
+    places: Vec<(u32, u64)>,
 }
 
 /// State that was last reported to the daemon.
@@ -90,7 +92,12 @@ impl Job {
             serial,
             key: asked.key,
             tag: asked.tag,
-            ledger: Ledger { record, brief: std::mem::take(&mut asked.brief), last_op: 0 },
+            ledger: Ledger {
+                record,
+                brief: std::mem::take(&mut asked.brief),
+                last_op: 0,
+                places: Vec::new(),
+            },
             told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
             processes: Vec::new(),
             ended: Vec::new(),
@@ -199,6 +206,7 @@ impl Job {
             events: self.ledger.record.count(),
             record_len: self.ledger.record.len(),
             last_op: self.ledger.last_op,
+            places: self.ledger.places.clone(),
             ended: self.ended.clone(),
             running: self.processes.iter().map(|process| process.number).collect(),
             closed: self.closed.clone(),
@@ -226,6 +234,15 @@ impl Job {
             self.ledger.last_op = op;
         }
         new
+    }
+
+    /// Returns the reply to `Place`. Earlier requests are performed, so their lines are in the log.
+    pub(super) fn place(&mut self, op: u32, log: LogView) -> Reply {
+        if self.is_new(op) {
+            self.ledger.places.push((op, log.len));
+        }
+        let kept = self.ledger.places.iter().rev().find(|(kept, _)| *kept == op);
+        Reply::Length(kept.map_or(log.len, |(_, len)| *len))
     }
 
     /// Marks the last `op` as not done: a later daemon that repeats it gets the error too.

@@ -151,6 +151,7 @@ impl<B: Body> Core<B> {
                     out.job(serial, JobAction::Line(kind, text));
                 }
             }
+            Request::Place { op, .. } => reply = job.place(op, log),
             Request::Spawn(spawn) => {
                 let number = spawn.process;
                 if !job.is_registered(number) && job.spawn(spawn, out) {
@@ -250,6 +251,7 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         Request::Record { key, .. }
         | Request::Phrases { key, .. }
         | Request::Line { key, .. }
+        | Request::Place { key, .. }
         | Request::Stop { key, .. }
         | Request::Clear { key, .. }
         | Request::ShowProcesses { key, .. }

@@ -23,6 +23,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => job.clone().prop_map(Happening::Repeat),
         2 => (job.clone(), any::<bool>()).prop_map(|(job, later)| Happening::Phrases { job, later }),
         2 => job.clone().prop_map(Happening::Line),
+        1 => job.clone().prop_map(Happening::Place),
         1 => job.clone().prop_map(Happening::Stick),
         1 => job.clone().prop_map(Happening::Disk),
         1 => job.prop_map(Happening::Busy),
@@ -195,6 +196,22 @@ fn requests_that_wait_for_phrases_are_answered_when_their_job_is_dropped() {
     ] {
         stage.play(&happening);
     }
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// Each daemon that replays the job places its events alike.
+#[test]
+fn the_length_of_the_log_is_kept_for_a_daemon_that_asks_again() {
+    let mut stage = Stage::new(true);
+    stage.play(&Happening::Register(0));
+    stage.play(&Happening::Line(0));
+    stage.play(&Happening::Place(0));
+    assert_eq!(stage.lengths, [10]);
+    stage.play(&Happening::Repeat(0));
+    stage.play(&Happening::Line(0));
+    stage.play(&Happening::Place(0));
+    assert_eq!(stage.lengths, [10, 10, 20]);
     stage.end();
     assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::Driver;
+use super::{Driver, EventPlace};
 use crate::job::effect::{Effect, Spawn, StepFiles, StepNote};
 use crate::job::event::{CallId, ProcessNumber, TimerId};
 use crate::job::machine::ROOT;
@@ -93,6 +93,8 @@ pub(in crate::actors::job) enum Action {
 pub(in crate::actors::job) struct Noted {
     /// The event.
     pub(in crate::actors::job) note: Box<StepNote>,
+    /// Its place.
+    pub(in crate::actors::job) place: EventPlace,
     /// True if the event is to be stored.
     pub(in crate::actors::job) is_new: bool,
     /// The result of a step of the job's own list that has ended, with those of its steps, to be stored.
@@ -191,7 +193,8 @@ impl Driver {
     /// Like [`Self::noted`], but a step of the job's own list has no result.
     pub(super) fn noted_without_result(&mut self, note: Box<StepNote>) -> Noted {
         let is_new = self.numbering.next_result();
+        let place = self.numbering.next_place(note.place);
         self.tree.add((*note).clone());
-        Noted { note, is_new, result: None }
+        Noted { note, place, is_new, result: None }
     }
 }

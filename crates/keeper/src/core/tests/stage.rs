@@ -51,6 +51,8 @@ pub(super) enum Happening {
         later: bool,
     },
     Line(u8),
+    /// The length of the log is asked for.
+    Place(u8),
     /// No signal ends the job's processes for a while.
     Stick(u8),
     /// The disk refuses the log, or takes it again.
@@ -141,6 +143,8 @@ pub(super) struct Stage {
     prepares_later: bool,
     asked: u64,
     replies: BTreeMap<u64, u32>,
+    /// Lengths of logs that were asked for.
+    pub(super) lengths: Vec<u64>,
     pub(super) wrongs: Vec<String>,
 }
 
@@ -192,6 +196,7 @@ impl Stage {
             prepares_later: false,
             asked: 0,
             replies: BTreeMap::new(),
+            lengths: Vec::new(),
             wrongs: Vec::new(),
         };
         let settings = KeeperSettings {
@@ -234,16 +239,6 @@ impl Stage {
     /// Number of the job's steps whose end the daemon was told of.
     pub(super) fn ended(&self, job: u8) -> usize {
         self.jobs.get(&job).map_or(0, |daemon| daemon.ended.len())
-    }
-
-    /// Length of the job's log.
-    pub(super) fn log_len(&mut self, job: u8) -> u64 {
-        self.body(job).map_or(0, |body| body.log.len)
-    }
-
-    /// Number of processes that steps of the job have left.
-    pub(super) fn left(&mut self, job: u8) -> u8 {
-        self.body(job).map_or(0, |body| body.left.values().sum())
     }
 
     fn serial(&self, job: u8) -> Option<Serial> {
@@ -308,12 +303,14 @@ impl Stage {
                     self.ask(last(key(job), op, process));
                 }
             }
-            Happening::Phrases { job, .. } | Happening::Line(job) if self.is_closing(job) => {}
+            Happening::Phrases { job, .. } | Happening::Line(job) | Happening::Place(job)
+                if self.is_closing(job) => {}
             Happening::Phrases { job, later } => {
                 self.prepares_later = later;
                 self.order(job, |key, op, _| Request::Phrases { key, op, phrases: Vec::new() });
             }
             Happening::Line(job) => self.order(job, line),
+            Happening::Place(job) => self.order(job, |key, op, _| Request::Place { key, op }),
             Happening::Stick(job) => {
                 if let Some(body) = self.body(job) {
                     body.whims.is_stuck = true;

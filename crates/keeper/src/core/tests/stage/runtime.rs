@@ -10,6 +10,16 @@ use step_runner_process::cgroup::Usage;
 use step_runner_process::spawn;
 
 impl Stage {
+    /// Length of the job's log.
+    pub(in crate::core::tests) fn log_len(&mut self, job: u8) -> u64 {
+        self.body(job).map_or(0, |body| body.log.len)
+    }
+
+    /// Number of processes that steps of the job have left.
+    pub(in crate::core::tests) fn left(&mut self, job: u8) -> u8 {
+        self.body(job).map_or(0, |body| body.left.values().sum())
+    }
+
     /// Lets the time pass until `until`, with all timers on the way.
     pub(super) fn pass(&mut self, until: Instant) {
         let mut turns = 0;
@@ -49,10 +59,12 @@ impl Stage {
             }
             Action::Reply { to, reply } => {
                 *self.replies.entry(to.id).or_default() += 1;
-                if let Ok(Reply::Resumed(registered)) = reply
-                    && registered.events != 1
-                {
-                    self.wrongs.push("the record has grown".to_owned());
+                match reply {
+                    Ok(Reply::Resumed(registered)) if registered.events != 1 => {
+                        self.wrongs.push("the record has grown".to_owned());
+                    }
+                    Ok(Reply::Length(len)) => self.lengths.push(len),
+                    _ => {}
                 }
             }
             Action::Greet { to, .. } | Action::ReadUsages { to, .. } => {
