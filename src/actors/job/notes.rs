@@ -37,7 +37,7 @@ impl JobActor {
         let StepNote { call, parent, is_member, slot, result: own, .. } = *note;
         let change = StepChange { call, parent, is_member, outcome: own.outcome, facts: own.facts.clone() };
         let log_bytes = if is_new { self.view.trace.place(&self.view.log, place) } else { 0 };
-        let event = StepEvent { call, parent, slot, log_bytes, result: own };
+        let event = StepEvent { call, parent, is_member, slot, log_bytes, result: own };
         let encode = self.encode;
         let is_small = event.result.take_from(SMALL_RESULT).is_some();
         if is_small && self.redactor.is_ready() {
@@ -69,9 +69,9 @@ impl JobActor {
 
     /// Masks and encodes an event at the job's end.
     pub(super) fn last_event(&mut self, note: StepNote) -> impl Future<Output = MaskedResult> + use<> {
-        let StepNote { call, parent, slot, place, result, .. } = note;
+        let StepNote { call, parent, is_member, slot, place, result } = note;
         let log_bytes = self.view.trace.place(&self.view.log, place);
-        let event = StepEvent { call, parent, slot, log_bytes, result };
+        let event = StepEvent { call, parent, is_member, slot, log_bytes, result };
         let (encode, is_small) = (self.encode, event.result.take_from(SMALL_RESULT).is_some());
         self.masked(is_small, move |redactor| redactor.event(event, encode).0)
     }
