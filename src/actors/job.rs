@@ -14,6 +14,7 @@ mod effects;
 mod ending;
 mod fetch;
 mod handled_event;
+mod notes;
 mod waiting;
 
 pub(super) use driver::{PerformedEffects, Reports, ResumedState};

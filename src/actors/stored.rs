@@ -19,6 +19,8 @@ pub struct StepEvent {
     pub call: u32,
     /// Number of the step that it belongs to.
     pub parent: u32,
+    /// True if it is a member of a group.
+    pub is_member: bool,
     /// Number of the stream that its processes write.
     pub slot: u8,
     /// Its place: behind so many bytes of the log.

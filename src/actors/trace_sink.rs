@@ -55,10 +55,21 @@ impl TraceFeed {
         Self::with(len, ended, None)
     }
 
-    /// Creates a feed of a growing file. Followers can read the first `len` bytes at once. With a `group`, they can
-    /// read further bytes only after it has synced them.
-    pub(super) fn growing(len: u64, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
-        Self::with(len, false, group)
+    /// Creates a feed of the growing file of a new job. With a `group`, followers can read bytes only after it has synced
+    /// them.
+    pub(super) fn growing(group: Option<Arc<SyncGroup>>) -> Arc<Self> {
+        let feed = Self::with(0, false, group);
+        // The job's own start comes before everything in its log.
+        feed.places.lock().next = Some(0);
+        feed
+    }
+
+    /// Like [`Self::growing`], for a job whose record is to be replayed. Followers can read the first `len` bytes at once.
+    /// They get no mark before [`Self::settled`].
+    pub(super) fn replaying(len: u64, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
+        let feed = Self::with(len, false, group);
+        feed.places.lock().is_replaying = true;
+        feed
     }
 
     fn with(len: u64, ended: bool, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
@@ -122,9 +133,22 @@ impl TraceFeed {
         self.places.lock().expected.push((process, log_len));
     }
 
-    /// Forgets expected ends of processes for which `is_told` holds: their events have their places.
-    pub(super) fn forget_ends(&self, is_told: impl Fn(ProcessNumber) -> bool) {
-        self.places.lock().expected.retain(|(process, _)| !is_told(*process));
+    /// Notes that the next event is behind all that is in the log by now. [`Self::place`] follows.
+    pub(super) fn expect_next(&self, log: &LogFeed) {
+        self.places.lock().next = Some(log.reported_len());
+    }
+
+    /// Notes that all events so far have their places: forgets expected ends of processes for which `is_told` holds.
+    pub(super) fn settled(&self, is_told: impl Fn(ProcessNumber) -> bool) {
+        let was_replaying = {
+            let mut places = self.places.lock();
+            places.expected.retain(|(process, _)| !is_told(*process));
+            std::mem::take(&mut places.is_replaying)
+        };
+        if was_replaying {
+            // Followers wait for a mark.
+            self.progress.change(|_| {});
+        }
     }
 
     /// Notes that all events so far are written.

@@ -175,7 +175,7 @@ pub(super) mod tests {
         let attempts = vec![v1::StepResult::default(); attempts];
         let (status, outcome) = (status.into(), outcome.into());
         let result = Some(v1::StepResult { step, status, outcome, attempts, ..v1::StepResult::default() });
-        v1::StepEvent { call, parent, result, log_bytes: log_bytes as i64, stream }
+        v1::StepEvent { call, parent, result, log_bytes: log_bytes as i64, stream, member: false }
     }
 
     fn result(name: &str) -> v1::StepResult {

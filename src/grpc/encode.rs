@@ -289,10 +289,11 @@ pub fn step_result_bytes(result: &StepResult) -> Vec<u8> {
 
 /// Encodes an event for storage.
 pub fn step_event_bytes(event: &StepEvent) -> Vec<u8> {
-    let StepEvent { call, parent, slot, log_bytes, result } = event;
+    let StepEvent { call, parent, is_member, slot, log_bytes, result } = event;
     let log_bytes = *log_bytes as i64;
     let (result, stream) = (Some(reduced(result)), u32::from(*slot));
-    v1::StepEvent { call: *call, parent: *parent, result, log_bytes, stream }.encode_to_vec()
+    let member = *is_member;
+    v1::StepEvent { call: *call, parent: *parent, result, log_bytes, stream, member }.encode_to_vec()
 }
 
 /// Makes the message of a mark alone.

@@ -212,6 +212,70 @@ async fn followers_print_the_same_early_late_and_over_the_death_of_the_daemon() 
     assert_eq!(events.iter().filter(|event| event["event"] == "step_end").count(), 6, "{}", text(&late));
 }
 
+#[tokio::test]
+async fn lines_between_steps_are_between_them_also_if_nobody_followed_before_the_daemon_died() {
+    for kill in [false, true] {
+        let mut daemon = Daemon::start();
+        let client = daemon.client().await;
+        let go = daemon.file("go");
+        let wait = format!("until [ -e {} ]; do sleep 0.01; done; echo", go.display());
+        let steps = serde_json::json!([
+            {"name": "bad", "script": "echo a; exit 1", "continue_on_error": true},
+            {"name": "sk", "if": false, "script": "x"},
+            {"name": "group", "parallel": [
+                {"name": "m", "script": format!("echo up; {wait} on")},
+                {"name": "late", "if": false, "script": "x"},
+            ]},
+            {"name": "last", "script": "echo last"},
+        ]);
+        client.run_steps("1", &steps.to_string()).await;
+        client.prints("1", "up").await;
+        client.prints("1", "Skipped step name=late").await;
+        if kill {
+            daemon.kill();
+            daemon.restart();
+        }
+        std::fs::write(&go, "").unwrap();
+        daemon.client().await.ended("1").await;
+        let events = events(&follow(&daemon, &["--output", "json"]).output().unwrap().stdout);
+        let mut told = short(&events);
+        // The member prints while the daemon tells of the next one.
+        let is_beside = |line: &String| line == "log 3.1 up";
+        assert!(told[12..16].iter().any(is_beside), "{told:#?}");
+        told.retain(|line| !is_beside(line));
+        let expected = [
+            "step_start 0",
+            "step_start 1",
+            "log 1 Running step name=bad",
+            "log 1 a",
+            "step_end 1 failure",
+            "step 1",
+            "log 0 warning: step \"bad\" has failed, which is allowed: exec: exit-status 1",
+            "log 0 Skipped step name=sk: false",
+            "step_end 2 unspecified",
+            "step 2",
+            "step_start 3",
+            "step_start 3.1",
+            "log 0 Running step name=m stream=01",
+            "log 0 Skipped step name=late: false",
+            "step_end 3.2 unspecified",
+            "log 3.1 on",
+            "step_end 3.1 success",
+            "step_end 3 success",
+            "step 3",
+            "step_start 4",
+            "log 4 Running step name=last",
+            "log 4 last",
+            "step_end 4 success",
+            "step 4",
+            "step_end 0 success",
+            "step 0",
+            "end",
+        ];
+        assert_eq!(told, expected, "killed: {kill}");
+    }
+}
+
 /// Returns the events of a job so far, in the middle of its nested step.
 async fn starts(daemon: &Daemon) -> Vec<v1::StepEvent> {
     let request = v1::FollowStepsRequest { id: "1".into(), events: true };

@@ -112,7 +112,7 @@ impl Order {
         let log_bytes = if is_step { result.log_end.unwrap_or_default() } else { i64::MAX };
         let call = result.number.unsigned_abs();
         let own = Some(v1::StepResult { sub_step_results: Vec::new(), ..result.clone() });
-        let event = v1::StepEvent { call, parent: 0, result: own, log_bytes, stream: 1 };
+        let event = v1::StepEvent { call, parent: 0, result: own, log_bytes, stream: 1, member: false };
         self.pending.extend([Pending::Event(event), Pending::Result(result.clone())]);
     }
 

@@ -25,6 +25,8 @@ pub struct Tree {
 pub struct Step {
     /// Number of the step that it belongs to.
     pub parent: u32,
+    /// True for a member of a group or matrix.
+    pub is_member: bool,
     /// Its name; empty for the root.
     pub name: String,
     /// Position in its list, from 1.
@@ -142,6 +144,7 @@ impl Tree {
         let has_begun = !change.is_end() || known.is_some() || result.start_time.is_some();
         let step = Step {
             parent: event.parent,
+            is_member: event.member,
             name: result.step.as_ref().map(|step| step.name.clone()).unwrap_or_default(),
             number: result.number,
             total: result.total,
@@ -212,22 +215,22 @@ impl Tree {
         self.open.iter().copied().filter(writes).max().unwrap_or(ROOT)
     }
 
-    /// Returns the innermost step if each one under way is within the one before it, else the root: what the daemon says is
-    /// about it.
+    /// Returns the innermost step: what the daemon says is about it. The root while a member of a group is under way, also if
+    /// the other members have ended or not begun: the daemon may speak of those.
     pub fn innermost(&self) -> u32 {
-        let mut last = ROOT;
-        for (call, step) in self.under_way().filter(|(call, _)| *call != ROOT) {
-            if step.parent != last {
-                return ROOT;
-            }
-            last = call;
-        }
-        last
+        let has_member = self.under_way().any(|(_, step)| step.is_member);
+        self.nested().filter(|_| !has_member).unwrap_or(ROOT)
     }
 
     /// True if steps run side by side.
     pub fn is_parallel(&self) -> bool {
-        self.innermost() == ROOT && self.open.iter().any(|call| *call != ROOT)
+        self.nested().is_none()
+    }
+
+    /// Returns the innermost step if each one under way is within the one before it.
+    fn nested(&self) -> Option<u32> {
+        let mut below_root = self.under_way().filter(|(call, _)| *call != ROOT);
+        below_root.try_fold(ROOT, |last, (call, step)| (step.parent == last).then_some(call))
     }
 
     /// Returns the names from the job's own list down to a step; none for the root.

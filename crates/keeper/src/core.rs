@@ -27,7 +27,9 @@ mod record;
 mod requests;
 mod state;
 
-pub use action::{Action, EmptyCheck, FinishStep, JobAction, NotStarted, ReplyTo, Serial, StartFailure};
+pub use action::{
+    Action, ClearReason, EmptyCheck, FinishStep, JobAction, NotStarted, ReplyTo, Serial, StartFailure,
+};
 pub(crate) use ending::{FIRST_PAUSE, LAST_PAUSE};
 pub use event::{Event, LogView};
 pub use job::Job;

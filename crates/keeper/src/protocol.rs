@@ -5,9 +5,10 @@
 //! connection replaces an older one (the daemon's state lock makes sure there is one daemon).
 //!
 //! **Every request may be repeated.** [`Request::Register`] is idempotent by key, [`Request::Record`] by `seq`. Lines,
-//! phrases and the close are idempotent by `op`, starts by the number of the process: `op` is a number that counts up
-//! within a job and is the same when a later daemon replays the job. The keeper ignores an `op` it has already done, so
-//! nothing is spawned or written twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
+//! phrases, places and the close are idempotent by `op`, starts and trees by the number of the process: `op` is a number
+//! that counts up within a job and is the same when a later daemon replays the job. The keeper ignores an `op` it has
+//! already done, so nothing is spawned or written twice. Requests of one connection are performed in order; a request with
+//! id 0 gets no reply.
 //!
 //! Ends of steps and jobs are *state*, not only messages. The keeper keeps them until [`Request::Drop`] and repeats
 //! them in [`Request::Resume`], so nothing is lost if a daemon dies between an exit and hearing of it.
@@ -30,7 +31,7 @@ pub use ends::{Closed, StartPart, StepEnd, StepEnded};
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
 /// comes.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -88,6 +89,13 @@ pub enum Request {
         /// Text; it becomes one line after it was masked.
         text: String,
     },
+    /// Keep the length of the log as the place of an event. Reply: [`Reply::Length`], the same for a repeated request.
+    Place {
+        /// The job.
+        key: JobKey,
+        /// See the module's text.
+        op: u32,
+    },
     /// Start a step. [`FromKeeper::StepEnded`] reports the result, also if it could not start.
     Spawn(Box<SpawnStep>),
     /// Stop a step (flow.md §3.1): send SIGTERM and SIGCONT to its group, and after `grace` SIGKILL to everything in its
@@ -112,12 +120,13 @@ pub enum Request {
         /// Time until SIGKILL.
         grace: Duration,
     },
-    /// Write the processes of running steps to the log, as a tree (flow.md §4).
+    /// Write the processes of running steps to the log, as a tree (flow.md §4). It has no `op`, because the stop behind it
+    /// waits for no earlier request.
     ShowProcesses {
         /// The job.
         key: JobKey,
-        /// See the module's text.
-        op: u32,
+        /// Number of the attempt whose limit has passed. Ignored if its tree was asked for before.
+        attempt: ProcessNumber,
         /// The processes of the steps.
         processes: Vec<ProcessNumber>,
     },
@@ -363,6 +372,8 @@ pub enum Reply {
     Piece(SecretBytes),
     /// To [`Request::ReadUsages`].
     Usages(Vec<(JobKey, Usage)>),
+    /// To [`Request::Place`].
+    Length(u64),
     /// To everything else.
     Done,
 }
@@ -380,6 +391,8 @@ pub struct RegisteredJob {
     pub record_len: u64,
     /// Largest `op` done; 0 = none.
     pub last_op: u32,
+    /// Answers to [`Request::Place`] by `op`.
+    pub places: Vec<(u32, u64)>,
     /// Steps that have ended, in order.
     pub ended: Vec<StepEnded>,
     /// Processes that were asked for and have not ended.

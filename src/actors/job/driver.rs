@@ -29,11 +29,11 @@ mod tests;
 mod waiting;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::Duration;
 
 pub(super) use actions::{Action, CloseRequest, Noted};
 pub(super) use ending::{ClosedJob, EndedRoot, InterruptedJob, end_at_loss, outcome_at_close};
 pub(super) use events::{DeferredInput, EventReaction, RecordToSend, RecordedMachine};
+pub(super) use numbering::EventPlace;
 pub(in crate::actors) use numbering::PerformedEffects;
 pub(super) use waiting::{NextAttempt, WaitingRequests};
 
@@ -56,8 +56,9 @@ pub(super) struct Driver {
     deferred: VecDeque<DeferredInput>,
     /// Effects to perform, in order.
     queue: VecDeque<Effect>,
-    /// Stops of running processes. They wait for nothing: a slow disk must not hold them up.
-    stops: VecDeque<(ProcessNumber, Duration)>,
+    /// Stops of running processes, behind the trees that show these. They wait for nothing: a slow disk must not hold them
+    /// up.
+    urgent: VecDeque<Action>,
     /// Number of awaits under way. The next effect is performed when it is 0.
     awaits: usize,
     /// True if the keeper died during an await.
@@ -141,7 +142,7 @@ impl Driver {
             is_loss_deferred: false,
             numbering: Numbering::default(),
             reports: Reports::default(),
-            stops: VecDeque::new(),
+            urgent: VecDeque::new(),
             tree: ResultTree::default(),
             processes: BTreeSet::new(),
             launched: BTreeSet::new(),

@@ -8,24 +8,22 @@ use std::time::Duration;
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
 use tokio::sync::Notify;
 
-use super::current::StepChange;
-use super::driver::{Action, CloseRequest, EndedRoot, Noted};
+use super::driver::{Action, CloseRequest, EndedRoot};
 use super::handled_event::again_panic;
 use super::{JobActor, deliver};
-use crate::actors::messages::{Append, AppendEvent, Ended, Flush, StepDone, ToJob};
+use crate::actors::messages::{Append, Ended, Flush, StepDone, ToJob};
 use crate::actors::redact::{MaskedResult, Redactor};
 use crate::actors::step::{StepActor, StepTask};
-use crate::actors::stored::StepEvent;
 use crate::actors::trace_sink::TraceSink;
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::effect::{Program, Spawn, StepNote};
+use crate::job::effect::{Program, Spawn};
 use crate::job::event::{Event, ProcessNumber};
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{KeeperError, Request};
 use crate::log::words::DaemonLine;
-use crate::model::{LogChannel, Outcome, StepOutcome, StepResult};
+use crate::model::{LogChannel, Outcome, StepResult};
 use crate::store::Removed;
 use crate::threads::{self, Work};
 
@@ -39,7 +37,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 const SMALL_ENVIRONMENT: usize = 256 << 10;
 
 /// Largest result, in bytes, that the actors' thread itself masks and encodes.
-const SMALL_RESULT: usize = 64 << 10;
+pub(super) const SMALL_RESULT: usize = 64 << 10;
 
 impl JobActor {
     /// Performs actions until one must be awaited.
@@ -48,7 +46,7 @@ impl JobActor {
             self.perform(action, ctx);
         }
         if self.driver.is_settled() {
-            self.view.trace.forget_ends(|process| !self.driver.is_watching(process));
+            self.view.trace.settled(|process| !self.driver.is_watching(process));
         }
     }
 
@@ -75,8 +73,8 @@ impl JobActor {
             Action::StopFetch(process) => self.stop_fetch(process, ctx),
             Action::Spawn { is_asked, spawn } => self.spawn(is_asked, spawn, ctx),
             Action::Stop { process, grace } => self.stop(process, grace),
-            Action::ShowProcesses { op, processes } => {
-                self.link.tell_short(Request::ShowProcesses { key: self.key(), op, processes });
+            Action::ShowProcesses { attempt, processes } => {
+                self.link.tell_short(Request::ShowProcesses { key: self.key(), attempt, processes });
             }
             Action::Clear { call, processes } => {
                 let grace = self.context.config().leftover_grace;
@@ -256,43 +254,6 @@ impl JobActor {
         self.steps.insert(process, step);
     }
 
-    /// Shows what has happened to a step, and stores it.
-    fn note(&mut self, noted: Noted, ctx: &mut Context<Self>) {
-        let Noted { note, is_new, result } = noted;
-        let known = note.result.facts.log_end.filter(|_| note.result.outcome != StepOutcome::Unspecified);
-        let StepNote { call, parent, is_member, slot, result: own } = *note;
-        let change = StepChange { call, parent, is_member, outcome: own.outcome, facts: own.facts.clone() };
-        let log_bytes = if is_new { self.view.trace.place(&self.view.log, known) } else { 0 };
-        let event = StepEvent { call, parent, slot, log_bytes, result: own };
-        let encode = self.encode;
-        let is_small = event.result.take_from(SMALL_RESULT).is_some();
-        if is_small && self.redactor.is_ready() {
-            let (event, name) = self.redactor.event(event, encode);
-            self.show_note(change, name, is_new.then_some(event));
-            if let Some(result) = result {
-                self.store(result, ctx);
-            }
-            return;
-        }
-        let masked = self.masked(is_small, move |redactor| redactor.event(event, encode));
-        self.pause(ctx, masked, move |job, (event, name), ctx| {
-            job.show_note(change, name, is_new.then_some(event));
-            if let Some(result) = result {
-                job.store(result, ctx);
-            }
-        });
-    }
-
-    /// `name` is the masked name of the step.
-    fn show_note(&mut self, change: StepChange, name: String, event: Option<MaskedResult>) {
-        let current = self.open.take(change, name);
-        self.view.update(|state| state.current = current);
-        if let Some(event) = event {
-            // Do not wait for an answer: the sink stores the next result after this one and logs its own failures.
-            deliver(&self.trace_sink, AppendEvent(event));
-        }
-    }
-
     /// Stores a result. Followers see it before the job's next effect.
     pub(super) fn store(&mut self, result: Box<StepResult>, ctx: &mut Context<Self>) {
         let (sink, encoded) = (self.trace_sink.clone(), self.encoded(*result));
@@ -374,16 +335,6 @@ impl JobActor {
             is_stored
         }
     }
-
-    /// Masks and encodes an event at the job's end.
-    pub(super) fn last_event(&mut self, note: StepNote) -> impl Future<Output = MaskedResult> + use<> {
-        let known = note.result.facts.log_end;
-        let log_bytes = self.view.trace.place(&self.view.log, known);
-        let StepNote { call, parent, slot, result, .. } = note;
-        let event = StepEvent { call, parent, slot, log_bytes, result };
-        let (encode, is_small) = (self.encode, event.result.take_from(SMALL_RESULT).is_some());
-        self.masked(is_small, move |redactor| redactor.event(event, encode).0)
-    }
 }
 
 /// Tells a start that another thread prepares that nobody waits for it any more.
@@ -454,7 +405,7 @@ impl JobActor {
     }
 
     /// Runs `mask`, on another thread unless the text is small.
-    fn masked<T: Send + 'static, F: FnOnce(&mut Redactor) -> T + Send + 'static>(
+    pub(super) fn masked<T: Send + 'static, F: FnOnce(&mut Redactor) -> T + Send + 'static>(
         &mut self,
         is_small: bool,
         mask: F,

@@ -187,7 +187,7 @@ impl JobActor {
         root: EndedRoot,
     ) -> Vec<Pin<Box<dyn Future<Output = MaskedResult>>>> {
         let mut stored: Vec<Pin<Box<dyn Future<Output = MaskedResult>>>> = Vec::new();
-        for Noted { note, is_new, result } in notes {
+        for Noted { note, is_new, result, .. } in notes {
             if is_new {
                 stored.push(Box::pin(self.last_event(*note)));
             }

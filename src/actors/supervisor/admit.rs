@@ -291,7 +291,7 @@ impl Supervisor {
         let PreparedJob { id, folder, spec, redactor, machine, .. } = prepared;
         let group = self.context.sync_group.clone();
         let log = LogFeed::growing(0, group.clone(), &folder);
-        let trace = TraceFeed::growing(0, group);
+        let trace = TraceFeed::growing(group);
         let view = JobView::new(id, spec.registered, 0, log, trace, JobViewState::default());
         let view = Arc::new(view.of_request(spec.digest, spec.origin));
         let job = JobActor::start_new(JobParts {

@@ -216,8 +216,8 @@ impl Supervisor {
             waits_with,
         };
         let asked = registered.ended.iter().map(|ended| ended.process).chain(registered.running).collect();
-        let performed =
-            PerformedEffects { last_op: registered.last_op, stored, fetched, exited, asked, unmasked };
+        let (last_op, places) = (registered.last_op, registered.places.into_iter().collect());
+        let performed = PerformedEffects { last_op, places, stored, fetched, exited, asked, unmasked };
         let reports = Reports { ended: registered.ended, closed: registered.closed.map(Box::new) };
         let is_cancelled = replayed.is_cancelled;
         let resumed = ResumedState { effects, performed, reports, is_cancelled };

@@ -257,8 +257,14 @@ impl Supervisor {
         let has_root = stored.last.is_some_and(|last| (self.kind)(&last) == StoredKind::Root);
         if !has_root {
             let root = StepResult { status: outcome.status(), outcome, ..StepResult::default() };
-            let event =
-                StepEvent { call: 0, parent: 0, slot: STEP, log_bytes: end.log_len, result: root.clone() };
+            let event = StepEvent {
+                call: 0,
+                parent: 0,
+                is_member: false,
+                slot: STEP,
+                log_bytes: end.log_len,
+                result: root.clone(),
+            };
             let stored = [(self.encode.event)(&event), (self.encode.result)(&root)];
             let stored = stored.iter().try_for_each(|stored| folder.append_step(stored).map(drop));
             if let Err(error) = stored {

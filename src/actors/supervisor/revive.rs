@@ -52,7 +52,7 @@ impl Supervisor {
         let group = || self.context.sync_group.clone();
         let log = LogFeed::growing(registered.log_len, group(), &folder);
         LogSink::begin(&log);
-        let trace = TraceFeed::growing(folder.steps_len(), group());
+        let trace = TraceFeed::replaying(folder.steps_len(), group());
         let view = JobView::new(id, record.registered, registered.log_inode, log, trace, state);
         Ok((Arc::new(view.of_request(digest, record.origin)), stored))
     }
@@ -171,7 +171,7 @@ mod tests {
     fn fault_46_records_of_another_format_are_of_another_protocol() {
         // Raise the protocol version together with any format: then every record of a keeper with our version can be
         // read, and jobs of other keepers are interrupted.
-        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (12, 3, 9));
+        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (13, 3, 9));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A follower prints the log up to a mark and no further, then waits for the events up to there. So no event may get a place
 //! before a mark that was told. An event gets its place when it happens, and is visible only when it is written: until then,
-//! and from the keeper's report of a process's end until the event of that end, the mark stays behind.
+//! from the keeper's report of a process's end until the event of that end, and while the keeper is asked for the place of an
+//! event, the mark stays behind. It stays at the beginning while a new daemon replays a job, whose events it places again.
 
 use std::collections::VecDeque;
 
@@ -20,6 +21,10 @@ struct Placed {
 pub(super) struct Places {
     /// Processes of steps that have ended, with the length of the log then. Their events have no place yet.
     pub(super) expected: Vec<(ProcessNumber, u64)>,
+    /// Earliest place of the next event, while that is being asked for.
+    pub(super) next: Option<u64>,
+    /// True until a new daemon has given their places to all events that are not stored.
+    pub(super) is_replaying: bool,
     /// Events in the order in which they happened.
     placed: VecDeque<Placed>,
     /// Place of the latest event.
@@ -30,6 +35,7 @@ impl Places {
     /// Gives an event its place.
     pub(super) fn place(&mut self, at: u64) -> u64 {
         self.latest = self.latest.max(at);
+        self.next = None;
         self.placed.push_back(Placed { at: self.latest, end: None });
         self.latest
     }
@@ -53,7 +59,10 @@ impl Places {
 
     /// Returns the length of the log before which no further event becomes visible, of `len` bytes.
     pub(super) fn mark(&self, len: u64) -> u64 {
-        let expected = self.expected.iter().map(|(_, at)| *at);
+        if self.is_replaying {
+            return 0;
+        }
+        let expected = self.expected.iter().map(|(_, at)| *at).chain(self.next);
         expected.chain(self.placed.front().map(|placed| placed.at)).fold(len, u64::min)
     }
 }
@@ -79,6 +88,28 @@ mod tests {
         assert_eq!(places.mark(30), 7);
         places.visible(100);
         assert_eq!(places.mark(30), 30);
+    }
+
+    #[test]
+    fn the_mark_stays_behind_an_event_whose_place_is_asked_for() {
+        let mut places = Places { next: Some(7), ..Places::default() };
+        assert_eq!(places.mark(20), 7);
+        assert_eq!(places.place(9), 9);
+        assert_eq!(places.mark(20), 9, "nobody sees it yet");
+        places.written(100);
+        places.visible(100);
+        assert_eq!(places.mark(20), 20);
+    }
+
+    #[test]
+    fn no_mark_is_told_before_all_events_of_a_replay_have_their_places() {
+        let mut places = Places { is_replaying: true, ..Places::default() };
+        assert_eq!(places.place(3), 3);
+        places.written(100);
+        places.visible(100);
+        assert_eq!(places.mark(20), 0);
+        places.is_replaying = false;
+        assert_eq!(places.mark(20), 20);
     }
 
     proptest! {

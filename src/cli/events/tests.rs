@@ -28,7 +28,8 @@ fn told(name: &str, number: i32, status: Status, log_bytes: i64) -> Vec<v1::Foll
     let (status, outcome) = (status.into(), outcome.into());
     let result = v1::StepResult { step, number, status, outcome, ..Default::default() };
     let call = number.unsigned_abs();
-    let event = v1::StepEvent { call, parent: 0, result: Some(result.clone()), log_bytes, stream: 1 };
+    let event =
+        v1::StepEvent { call, parent: 0, result: Some(result.clone()), log_bytes, stream: 1, member: false };
     let event = v1::FollowStepsResponse { event: Some(event), log_bytes, result: None };
     let is_over = result.outcome() != Outcome::Unspecified;
     let result = v1::FollowStepsResponse { result: Some(result), ..Default::default() };

@@ -171,13 +171,21 @@ fn no_message_of_a_log_is_a_short_frame_and_long_ones_are_not_filled_up() {
 fn what_is_stored_of_steps_tells_what_it_is() {
     let named = |name: &str| Some(StepInfo { name: name.into(), ..StepInfo::default() });
     let running = StepResult { step: named("a"), status: StepStatus::Running, ..StepResult::default() };
-    let event = |call| StepEvent { call, parent: 0, slot: 2, log_bytes: 7, result: running.clone() };
+    let event = |call| StepEvent {
+        call,
+        parent: 0,
+        is_member: call == 3,
+        slot: 2,
+        log_bytes: 7,
+        result: running.clone(),
+    };
     for call in [0, 3] {
         let bytes = step_event_bytes(&event(call));
         assert_eq!(stored_kind(&bytes), StoredKind::Event);
         let message = stored(&bytes).unwrap().unwrap();
         let told = message.event.unwrap();
         assert_eq!((told.call, told.stream, told.log_bytes, message.log_bytes), (call, 2, 7, 7));
+        assert_eq!(told.member, call == 3);
         assert_eq!(told.result.unwrap().step.unwrap().name, "a");
     }
     let ended = StepResult { status: StepStatus::Success, ..running.clone() };

@@ -109,7 +109,8 @@ fn messages(results: &[v1::StepResult], log: &[u8], with_events: bool) -> Vec<v1
         .collect();
     let place = |at: usize| places.get(at).copied().unwrap_or(log.len() as i64);
     let told = |call, result, log_bytes| {
-        let event = v1::StepEvent { call, parent: 0, result: Some(result), log_bytes, stream: 1 };
+        let event =
+            v1::StepEvent { call, parent: 0, result: Some(result), log_bytes, stream: 1, member: false };
         v1::FollowStepsResponse { event: Some(event), log_bytes, result: None }
     };
     let running = |result: &v1::StepResult| v1::StepResult {

@@ -121,6 +121,60 @@ async fn a_stop_of_one_member_leaves_its_siblings_and_what_earlier_steps_left() 
 }
 
 #[tokio::test]
+async fn the_log_shows_all_processes_of_a_step_whose_limit_has_passed_as_they_ran() {
+    for way in WAYS {
+        let daemon = daemon(way);
+        let client = daemon.client().await;
+        let again = serde_json::json!({"max": 9, "delay": "0s"});
+        let steps = serde_json::json!([
+            {"name": "tree", "timeout": "300ms", "continue_on_error": true, "script": "sleep 601 & sleep 602 & wait"},
+            {"name": "group", "timeout": "500ms", "parallel": [
+                {"name": "a", "timeout": "300ms", "retry": again, "script": "sleep 603"},
+                {"name": "b", "script": "sleep 604"},
+            ]},
+        ]);
+        client.run_to_end("1", &steps.to_string()).await;
+        let log = String::from_utf8(client.log("1").await).unwrap();
+        let shown = |part: &str| log.lines().filter(|line| line.contains(part)).count();
+        // Member a is shown at its own limit and at that of the group.
+        let counts = ["state S) sleep 601", "state S) sleep 602", "state S) sleep 603", "state S) sleep 604"]
+            .map(shown);
+        assert_eq!(counts, [1, 1, 2, 1], "{way}: {log}");
+        assert_eq!(shown("state Z"), 0, "{way}: {log}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_stopped_step_leaves_behind_its_own_process_is_killed_after_its_grace() {
+    for way in WAYS {
+        let daemon = daemon(way);
+        let client = daemon.client().await;
+        let [deaf, go] = ["deaf", "go"].map(|name| daemon.file(name));
+        let script = format!(
+            "(trap '' TERM; sleep 600; sleep 600) >/dev/null 2>&1 & echo $! > {}; trap 'exit 0' TERM; sleep 600 & wait",
+            deaf.display()
+        );
+        let steps = serde_json::json!([
+            {"name": "stopped", "timeout": "300ms", "continue_on_error": true, "script": script},
+            {"name": "next", "script": format!("while ! test -e {}; do sleep 0.01; done; echo on", go.display())},
+        ]);
+        let steps = steps.to_string();
+        client
+            .try_run(RunRequest { cancel_grace: Some(seconds(2.0)), ..request("1", &steps) })
+            .await
+            .unwrap();
+        client.prints("1", "Running step name=next").await;
+        let deaf = pid(&deaf);
+        assert!(is_alive(deaf), "{way}: its grace is not over");
+        until("the process is killed", || !is_alive(deaf)).await;
+        std::fs::write(&go, "").unwrap();
+        let status = client.ended("1").await;
+        assert_eq!(end(&status), (State::Success, 0), "{way}: {status:?}");
+        assert!(contains(&client.log("1").await, " on\n"), "{way}: the next step is not touched");
+    }
+}
+
+#[tokio::test]
 async fn what_an_attempt_has_left_is_ended_before_the_next_one() {
     for way in WAYS {
         let daemon = daemon(way);

@@ -55,6 +55,8 @@ pub enum Effect {
     ShowProcesses {
         /// The call whose limit has passed.
         call: CallId,
+        /// Number of the attempt. The limit of an attempt passes once.
+        attempt: ProcessNumber,
         /// The processes that run below it. What they have started is shown too.
         processes: Vec<ProcessNumber>,
     },
@@ -99,6 +101,9 @@ pub struct StepNote {
     pub is_member: bool,
     /// Number of the stream that its processes write.
     pub slot: u8,
+    /// Its place: the length of the log then. `None` if only the keeper knows it, because lines were written or time has passed
+    /// since the last end of a process.
+    pub place: Option<u64>,
     /// Its result so far, without the results of its own steps.
     pub result: StepResult,
 }
@@ -236,7 +241,7 @@ impl fmt::Debug for Effect {
             Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.process, spawn.name),
             Self::Stop { grace, .. } => write!(f, "Stop({grace:?})"),
             Self::StopFetch(process) => write!(f, "StopFetch({process})"),
-            Self::ShowProcesses { call, processes } => write!(f, "ShowProcesses({call}, {processes:?})"),
+            Self::ShowProcesses { call, processes, .. } => write!(f, "ShowProcesses({call}, {processes:?})"),
             Self::Clear { call, processes } => write!(f, "Clear({call}, {processes:?})"),
             Self::Wake { timer, at } => write!(f, "Wake({timer}, {at})"),
             Self::Note(note) => write!(f, "Note({}, {}, {:?})", note.call, note.parent, note.result.outcome),

@@ -275,6 +275,7 @@ impl Machine {
 
     fn log(&mut self, line: &DaemonLine<'_>) {
         let (kind, text) = line.to_parts();
+        self.times.log_grows();
         self.push(Effect::Log { kind, text });
     }
 

@@ -78,7 +78,7 @@ impl At {
         let result =
             v1::StepResult { step, number: self.number, status, outcome, attempts, ..Default::default() };
         let Self { call, parent, stream, .. } = self;
-        Fact::Event(v1::StepEvent { call, parent, result: Some(result), log_bytes: 0, stream })
+        Fact::Event(v1::StepEvent { call, parent, result: Some(result), log_bytes: 0, stream, member: false })
     }
 }
 

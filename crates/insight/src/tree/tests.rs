@@ -11,7 +11,7 @@ fn event(call: u32, parent: u32, name: &str, number: i32, stream: u32, outcome: 
         outcome: outcome.into(),
         ..v1::StepResult::default()
     };
-    v1::StepEvent { call, parent, result: Some(result), log_bytes: 0, stream }
+    v1::StepEvent { call, parent, result: Some(result), log_bytes: 0, stream, member: false }
 }
 
 /// Returns the event of a further attempt.
@@ -65,6 +65,19 @@ fn a_step_that_ends_without_a_start_had_no_attempt() {
     let mut late = Tree::default();
     late.take(&v1::StepEvent { result, ..failed });
     assert_eq!(late.get(1).map(|step| step.attempt), Some(1));
+}
+
+#[test]
+fn lines_of_the_daemon_belong_to_the_root_while_a_member_of_a_group_is_under_way() {
+    let member = |event: v1::StepEvent| v1::StepEvent { member: true, ..event };
+    let mut tree = Tree::default();
+    tree.take(&event(1, 0, "group", 1, 1, OPEN));
+    assert_eq!(tree.innermost(), 1);
+    tree.take(&member(event(2, 1, "a", 1, 1, OPEN)));
+    tree.take(&event(3, 2, "inner", 1, 1, OPEN));
+    assert_eq!((tree.innermost(), tree.of_stream(1), tree.is_parallel()), (0, 3, false));
+    tree.take(&member(event(2, 1, "a", 1, 1, Outcome::Success)));
+    assert_eq!(tree.innermost(), 1);
 }
 
 #[test]

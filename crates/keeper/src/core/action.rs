@@ -108,8 +108,8 @@ pub enum JobAction {
     CheckEmpty(EmptyCheck),
     /// Check if what steps have left is gone. Answer: [`Event::CheckedLeftEmpty`](super::Event::CheckedLeftEmpty).
     CheckLeftEmpty {
-        /// The call that waits for that.
-        call: CallId,
+        /// Why it is ended.
+        reason: ClearReason,
         /// The processes of the steps that have left it.
         processes: Vec<ProcessNumber>,
     },
@@ -196,6 +196,15 @@ pub enum EmptyCheck {
     GivenUp,
     /// The left-over processes of the step with this process are being killed.
     Clear(ProcessNumber),
+}
+
+/// Reason why what steps have left is ended while their job goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClearReason {
+    /// This call waits for that, before its next attempt.
+    NextAttempt(CallId),
+    /// The step with this process was stopped. It is over, but its grace is not.
+    Stopped(ProcessNumber),
 }
 
 /// The queue of actions, in the order in which they must be performed.

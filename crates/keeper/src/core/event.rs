@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use super::action::{EmptyCheck, StartFailure};
+use super::action::{ClearReason, EmptyCheck, StartFailure};
 use crate::protocol::{Closed, KeeperSettings, LogStorage, StepEnded};
-use step_runner_model::{CallId, ExitStatus, ProcessNumber, StepUsage};
+use step_runner_model::{ExitStatus, ProcessNumber, StepUsage};
 
 /// Something that has happened to a job.
 pub enum Event {
@@ -44,8 +44,8 @@ pub enum Event {
     CheckedEmpty(EmptyCheck, bool),
     /// Processes of the job have ended, so an end that waits for them continues at once.
     Fewer,
-    /// Answer to `CheckLeftEmpty`: true if nothing is left that this call waits for.
-    CheckedLeftEmpty(CallId, bool),
+    /// Answer to `CheckLeftEmpty`: true if nothing is left that is to be ended for this reason.
+    CheckedLeftEmpty(ClearReason, bool),
     /// A reaper of the job is dead, and so is the process that it held, if there was one.
     ReaperLost(Option<ProcessNumber>),
     /// The disk accepts the log again.

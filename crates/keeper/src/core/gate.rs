@@ -22,13 +22,17 @@ impl Blocked {
     }
 
     /// True if a request passes the closed gate: neither an end nor the record waits for phrases, but the stop of a step
-    /// whose start waits.
+    /// whose start or tree waits.
     pub(super) fn lets_pass(&self, request: &Request) -> bool {
+        let is_before_stop = |waits: &Request, process| match waits {
+            Request::Spawn(spawn) => spawn.process == process,
+            Request::ShowProcesses { processes, .. } => processes.contains(&process),
+            _ => false,
+        };
         match request {
-            Request::Stop { process, .. } => !self
-                .requests
-                .iter()
-                .any(|(_, waits)| matches!(waits, Request::Spawn(spawn) if spawn.process == *process)),
+            Request::Stop { process, .. } => {
+                !self.requests.iter().any(|(_, waits)| is_before_stop(waits, *process))
+            }
             request => matches!(request, Request::Drop { .. } | Request::ReadRecord { .. }),
         }
     }

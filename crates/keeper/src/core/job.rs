@@ -39,6 +39,8 @@ struct Ledger {
     brief: Vec<u8>,
     /// Largest `op` done.
     last_op: u32,
+    /// Length of the log at each `op` that asked for it.
+    places: Vec<(u32, u64)>,
 }
 
 /// State that was last reported to the daemon.
@@ -62,7 +64,9 @@ pub struct Job {
     pub(super) processes: Vec<Process>,
     /// Steps that have ended, in order.
     pub(super) ended: Vec<StepEnded>,
-    /// What steps wait for before their next attempts.
+    /// Attempts whose processes were written to the log.
+    shown: Vec<ProcessNumber>,
+    /// What is ended of what steps have left.
     clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
     pub(super) last_step: Option<(ProcessNumber, Duration)>,
@@ -88,10 +92,16 @@ impl Job {
             serial,
             key: asked.key,
             tag: asked.tag,
-            ledger: Ledger { record, brief: std::mem::take(&mut asked.brief), last_op: 0 },
+            ledger: Ledger {
+                record,
+                brief: std::mem::take(&mut asked.brief),
+                last_op: 0,
+                places: Vec::new(),
+            },
             told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
             processes: Vec::new(),
             ended: Vec::new(),
+            shown: Vec::new(),
             clearances: Vec::new(),
             last_step: None,
             ending: None,
@@ -163,7 +173,7 @@ impl Job {
                 self.checked_cleared(number, is_empty, at, out);
             }
             Event::CheckedEmpty(check, is_empty) => self.checked_empty(check, is_empty, at, out),
-            Event::CheckedLeftEmpty(call, is_empty) => self.checked_left_empty(call, is_empty, at, out),
+            Event::CheckedLeftEmpty(reason, is_empty) => self.checked_left_empty(reason, is_empty, at, out),
             Event::Fewer => {
                 self.end_anew(at);
                 self.clear_anew(at.now);
@@ -196,6 +206,7 @@ impl Job {
             events: self.ledger.record.count(),
             record_len: self.ledger.record.len(),
             last_op: self.ledger.last_op,
+            places: self.ledger.places.clone(),
             ended: self.ended.clone(),
             running: self.processes.iter().map(|process| process.number).collect(),
             closed: self.closed.clone(),
@@ -223,6 +234,15 @@ impl Job {
             self.ledger.last_op = op;
         }
         new
+    }
+
+    /// Returns the reply to `Place`. Earlier requests are performed, so their lines are in the log.
+    pub(super) fn place(&mut self, op: u32, log: LogView) -> Reply {
+        if self.is_new(op) {
+            self.ledger.places.push((op, log.len));
+        }
+        let kept = self.ledger.places.iter().rev().find(|(kept, _)| *kept == op);
+        Reply::Length(kept.map_or(log.len, |(_, len)| *len))
     }
 
     /// Marks the last `op` as not done: a later daemon that repeats it gets the error too.

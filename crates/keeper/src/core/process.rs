@@ -33,6 +33,8 @@ pub(super) struct Process {
     pub(super) stage: Stage,
     /// The ladder that ends it, once that was asked for.
     pub(super) stop: Option<Ending>,
+    /// True once SIGTERM was sent to it.
+    pub(super) is_terminated: bool,
 }
 
 pub(super) enum Stage {
@@ -51,7 +53,8 @@ pub(super) enum Stage {
 impl Process {
     pub(super) fn new(mut request: Box<SpawnStep>) -> Self {
         let (number, name) = (request.process, std::mem::take(&mut request.name));
-        Self { number, name, stage: Stage::Starting { request, tries: 0, at: None }, stop: None }
+        let stage = Stage::Starting { request, tries: 0, at: None };
+        Self { number, name, stage, stop: None, is_terminated: false }
     }
 
     /// Returns when the ladder that ends it has something to do.

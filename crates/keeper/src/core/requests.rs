@@ -134,11 +134,7 @@ impl<B: Body> Core<B> {
             Request::WatchUnfinished { .. } => out.job(serial, JobAction::WatchUnfinished),
             Request::Stop { process, grace, .. } => job.stop_step(process, grace, now, out),
             Request::Clear { call, processes, grace, .. } => job.clear(call, processes, grace, now, out),
-            Request::ShowProcesses { op, processes, .. } => {
-                if job.is_new(op) {
-                    out.job(serial, JobAction::ShowProcesses(processes));
-                }
-            }
+            Request::ShowProcesses { attempt, processes, .. } => job.show_processes(attempt, processes, out),
             Request::Drop { key } => {
                 self.by_key.remove(&key);
                 // Nobody opens the gate of a job that is gone, so answer the requests that wait behind it here.
@@ -155,6 +151,7 @@ impl<B: Body> Core<B> {
                     out.job(serial, JobAction::Line(kind, text));
                 }
             }
+            Request::Place { op, .. } => reply = job.place(op, log),
             Request::Spawn(spawn) => {
                 let number = spawn.process;
                 if !job.is_registered(number) && job.spawn(spawn, out) {
@@ -254,6 +251,7 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         Request::Record { key, .. }
         | Request::Phrases { key, .. }
         | Request::Line { key, .. }
+        | Request::Place { key, .. }
         | Request::Stop { key, .. }
         | Request::Clear { key, .. }
         | Request::ShowProcesses { key, .. }

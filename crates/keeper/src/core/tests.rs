@@ -15,6 +15,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         8 => (job.clone(), 0_u8..4, any::<bool>())
             .prop_map(|(job, left, is_drained)| Happening::Exit { job, left, is_drained }),
         3 => (job.clone(), 0_u64..4_000).prop_map(|(job, grace)| Happening::Stop { job, grace }),
+        1 => job.clone().prop_map(Happening::Show),
         2 => (job.clone(), 0_u64..2_000).prop_map(|(job, grace)| Happening::Clear { job, grace }),
         3 => (job.clone(), 0_u64..2_000).prop_map(|(job, grace)| Happening::Close { job, grace }),
         1 => job.clone().prop_map(Happening::Drop),
@@ -22,6 +23,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => job.clone().prop_map(Happening::Repeat),
         2 => (job.clone(), any::<bool>()).prop_map(|(job, later)| Happening::Phrases { job, later }),
         2 => job.clone().prop_map(Happening::Line),
+        1 => job.clone().prop_map(Happening::Place),
         1 => job.clone().prop_map(Happening::Stick),
         1 => job.clone().prop_map(Happening::Disk),
         1 => job.prop_map(Happening::Busy),
@@ -60,6 +62,65 @@ fn a_step_whose_process_cannot_be_killed_is_over_before_its_job_if_leftovers_are
     ] {
         stage.play(&happening);
     }
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// A daemon that replays the job asks again (see [`crate::protocol`]).
+#[test]
+fn the_processes_of_an_attempt_are_shown_once() {
+    let mut stage = Stage::new(true);
+    stage.play(&Happening::Register(0));
+    let spawn = Happening::Spawn { job: 0, is_deaf: false, closes: false };
+    for (happening, len) in [
+        (spawn.clone(), 0),
+        (Happening::Show(0), 10),
+        (Happening::Show(0), 10),
+        (spawn, 10),
+        (Happening::Show(0), 20),
+    ] {
+        stage.play(&happening);
+        assert_eq!(stage.log_len(0), len);
+    }
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// The job goes on meanwhile, and nothing of it is killed within the grace (flow.md §3.1).
+#[test]
+fn what_a_stopped_step_has_left_is_killed_after_its_grace() {
+    let mut stage = Stage::new(true);
+    for happening in [
+        Happening::Register(0),
+        Happening::Spawn { job: 0, is_deaf: true, closes: false },
+        Happening::Stop { job: 0, grace: 1_000 },
+        Happening::Exit { job: 0, left: 2, is_drained: true },
+        Happening::Spawn { job: 0, is_deaf: false, closes: false },
+        Happening::Pass(990),
+    ] {
+        stage.play(&happening);
+    }
+    assert_eq!((stage.ended(0), stage.left(0)), (1, 2), "the step is over, its grace is not");
+    stage.play(&Happening::Pass(10));
+    assert_eq!((stage.ended(0), stage.left(0)), (1, 0), "the next step runs on");
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// It is over by itself, so what it has left lives to the end of the job (service.md §6.1).
+#[test]
+fn a_stop_behind_the_end_of_its_process_does_not_end_what_the_step_has_left() {
+    let mut stage = Stage::new(true);
+    for happening in [
+        Happening::Register(0),
+        Happening::Spawn { job: 0, is_deaf: false, closes: false },
+        Happening::Exit { job: 0, left: 2, is_drained: false },
+        Happening::Stop { job: 0, grace: 1_000 },
+        Happening::Pass(3_000),
+    ] {
+        stage.play(&happening);
+    }
+    assert_eq!((stage.ended(0), stage.left(0)), (1, 2));
     stage.end();
     assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
 }
@@ -135,6 +196,22 @@ fn requests_that_wait_for_phrases_are_answered_when_their_job_is_dropped() {
     ] {
         stage.play(&happening);
     }
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// Each daemon that replays the job places its events alike.
+#[test]
+fn the_length_of_the_log_is_kept_for_a_daemon_that_asks_again() {
+    let mut stage = Stage::new(true);
+    stage.play(&Happening::Register(0));
+    stage.play(&Happening::Line(0));
+    stage.play(&Happening::Place(0));
+    assert_eq!(stage.lengths, [10]);
+    stage.play(&Happening::Repeat(0));
+    stage.play(&Happening::Line(0));
+    stage.play(&Happening::Place(0));
+    assert_eq!(stage.lengths, [10, 10, 20]);
     stage.end();
     assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
 }

@@ -89,8 +89,11 @@ impl JobBody {
             JobAction::CheckEmpty(check) => {
                 return Some(Event::CheckedEmpty(check, self.processes.is_empty(shared)));
             }
-            JobAction::CheckLeftEmpty { call, processes } => {
-                return Some(Event::CheckedLeftEmpty(call, self.processes.containment.are_empty(&processes)));
+            JobAction::CheckLeftEmpty { reason, processes } => {
+                return Some(Event::CheckedLeftEmpty(
+                    reason,
+                    self.processes.containment.are_empty(&processes),
+                ));
             }
             JobAction::TerminateLeft(processes) => self.processes.containment.terminate_left(&processes),
             JobAction::KillStep(process) => self.processes.kill_step(process, shared),

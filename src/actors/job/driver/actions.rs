@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::Driver;
+use super::{Driver, EventPlace};
 use crate::job::effect::{Effect, Spawn, StepFiles, StepNote};
 use crate::job::event::{CallId, ProcessNumber, TimerId};
 use crate::job::machine::ROOT;
@@ -63,8 +63,8 @@ pub(in crate::actors::job) enum Action {
     },
     /// Ask the keeper to write processes to the log.
     ShowProcesses {
-        /// Number of the request.
-        op: u32,
+        /// Number of the attempt whose limit has passed.
+        attempt: ProcessNumber,
         /// Their numbers.
         processes: Vec<ProcessNumber>,
     },
@@ -93,6 +93,8 @@ pub(in crate::actors::job) enum Action {
 pub(in crate::actors::job) struct Noted {
     /// The event.
     pub(in crate::actors::job) note: Box<StepNote>,
+    /// Its place.
+    pub(in crate::actors::job) place: EventPlace,
     /// True if the event is to be stored.
     pub(in crate::actors::job) is_new: bool,
     /// The result of a step of the job's own list that has ended, with those of its steps, to be stored.
@@ -112,9 +114,9 @@ impl Driver {
     /// Returns the next action. `None` if there is none, or if an await must end first.
     pub(in crate::actors::job) fn next_action(&mut self) -> Option<Action> {
         if self.phase.is_running()
-            && let Some((process, grace)) = self.stops.pop_front()
+            && let Some(action) = self.urgent.pop_front()
         {
-            return Some(Action::Stop { process, grace });
+            return Some(action);
         }
         while self.awaits == 0 && self.phase.is_running() {
             let Some(effect) = self.queue.pop_front() else { break };
@@ -162,8 +164,8 @@ impl Driver {
             Effect::Stop { process, grace } => {
                 self.processes.contains(&process).then_some(Action::Stop { process, grace })
             }
-            Effect::ShowProcesses { processes, .. } => {
-                numbering.next_op().map(|op| Action::ShowProcesses { op, processes })
+            Effect::ShowProcesses { attempt, processes, .. } => {
+                Some(Action::ShowProcesses { attempt, processes })
             }
             Effect::Clear { call, processes } => Some(Action::Clear { call, processes }),
             Effect::Wake { timer, at } => {
@@ -191,7 +193,8 @@ impl Driver {
     /// Like [`Self::noted`], but a step of the job's own list has no result.
     pub(super) fn noted_without_result(&mut self, note: Box<StepNote>) -> Noted {
         let is_new = self.numbering.next_result();
+        let place = self.numbering.next_place(note.place);
         self.tree.add((*note).clone());
-        Noted { note, is_new, result: None }
+        Noted { note, place, is_new, result: None }
     }
 }

@@ -111,7 +111,8 @@ impl Driver {
 
     /// Returns what is to be stored of the root's end. `root` is its result alone.
     fn ended_root(&mut self, root: StepResult) -> EndedRoot {
-        let note = StepNote { call: ROOT, parent: ROOT, is_member: false, slot: STEP, result: root.clone() };
+        let (place, result) = (root.facts.log_end, root.clone());
+        let note = StepNote { call: ROOT, parent: ROOT, is_member: false, slot: STEP, place, result };
         let event = self.numbering.next_result().then(|| Box::new(note));
         let result = self.numbering.next_result().then(|| Box::new(self.tree.take_root(root)));
         EndedRoot { event, result }

@@ -1,7 +1,7 @@
 //! Events on their way to the machine. If handling one takes long, the machine leaves for another thread and comes back
 //! with the effects. Further inputs wait meanwhile, so events are handled and recorded in the order in which they came.
 
-use super::Driver;
+use super::{Action, Driver};
 use crate::actors::messages::EndedStep;
 use crate::error::Chain;
 use crate::job::effect::Effect;
@@ -191,7 +191,11 @@ impl Driver {
         for effect in effects {
             match effect {
                 Effect::Stop { process, grace } if self.processes.contains(&process) => {
-                    self.stops.push_back((process, grace));
+                    self.urgent.push_back(Action::Stop { process, grace });
+                }
+                // Behind the stop, the processes would be gone.
+                Effect::ShowProcesses { attempt, processes, .. } => {
+                    self.urgent.push_back(Action::ShowProcesses { attempt, processes });
                 }
                 effect => self.queue.push_back(effect),
             }

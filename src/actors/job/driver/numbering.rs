@@ -1,7 +1,7 @@
 //! Numbers of the requests to the keeper and of the step results. A replayed job counts the same way, so that it skips
 //! exactly what an earlier daemon has performed (docs/internals/architecture.md, "The way of a job").
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::job::event::ProcessNumber;
 
@@ -10,6 +10,8 @@ use crate::job::event::ProcessNumber;
 pub(in crate::actors) struct PerformedEffects {
     /// Number of the last request that the keeper has performed (`keeper/protocol.rs`, `op`).
     pub(in crate::actors) last_op: u32,
+    /// Places of events that the keeper was asked for, by the number of the request.
+    pub(in crate::actors) places: HashMap<u32, u64>,
     /// Number of stored messages of FollowSteps.
     pub(in crate::actors) stored: u32,
     /// Attempts whose fetch has ended. Separate from `exited`, because an attempt's fetch and process have the same
@@ -21,6 +23,15 @@ pub(in crate::actors) struct PerformedEffects {
     pub(in crate::actors) asked: HashSet<ProcessNumber>,
     /// Number of the request whose phrases could not be masked, and the reason.
     pub(in crate::actors) unmasked: Option<(u32, String)>,
+}
+
+/// Source of the place of an event in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::actors::job) enum EventPlace {
+    /// So many bytes of the log are before it.
+    Known(u64),
+    /// The keeper tells it in answer to the request with this number.
+    Ask(u32),
 }
 
 /// The counters of one job.
@@ -48,6 +59,17 @@ impl Numbering {
     pub(super) fn next_op(&mut self) -> Option<u32> {
         self.op += 1;
         (self.op > self.performed.last_op).then_some(self.op)
+    }
+
+    /// Returns where an event gets its place from. The machine may know it.
+    pub(super) fn next_place(&mut self, known: Option<u64>) -> EventPlace {
+        match known {
+            Some(place) => EventPlace::Known(place),
+            None => match self.next_op() {
+                Some(op) => EventPlace::Ask(op),
+                None => EventPlace::Known(self.performed.places.get(&self.op).copied().unwrap_or_default()),
+            },
+        }
     }
 
     /// Counts a message of FollowSteps. False if an earlier daemon has stored it.

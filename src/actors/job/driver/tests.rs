@@ -97,6 +97,22 @@ fn a_request_to_end_counts_once_unless_the_next_one_ends_the_job_sooner() {
 }
 
 #[test]
+fn a_time_limit_shows_the_processes_before_it_stops_them_also_while_a_result_is_stored() {
+    let mut driver = Driver::new(machine("[{name: a, timeout: 9s, script: x}]"), None);
+    assert!(driver.begin(false));
+    handle(&mut driver, Event::Admitted { at: 0 });
+    let begun = actions(&mut driver);
+    let limit = begun.iter().find_map(|action| match action {
+        Action::Wake { timer, .. } => Some(*timer),
+        _ => None,
+    });
+    driver.begin_await();
+    handle(&mut driver, Event::Due { timer: limit.unwrap() });
+    let passed = actions(&mut driver);
+    assert!(matches!(passed[..], [Action::ShowProcesses { .. }, Action::Stop { .. }]), "{}", passed.len());
+}
+
+#[test]
 fn a_finish_that_comes_first_leaves_the_grace() {
     let event = counted(running().cancel(ask(CancelCause::Finish), false));
     assert!(

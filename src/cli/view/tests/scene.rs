@@ -45,7 +45,7 @@ impl Told {
         };
         let log_bytes = log_at as i64;
         let call = self.call(path);
-        let event = v1::StepEvent { call, parent, result: Some(result), log_bytes, stream: 1 };
+        let event = v1::StepEvent { call, parent, result: Some(result), log_bytes, stream: 1, member: false };
         v1::FollowStepsResponse { event: Some(event), log_bytes, result: None }
     }
 

@@ -163,10 +163,10 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             body.left.get(&process).is_none_or(|left| *left == 0),
         )),
         JobAction::CheckEmpty(check) => Some(Event::CheckedEmpty(check, body.alive() == 0)),
-        JobAction::CheckLeftEmpty { call, processes } => {
+        JobAction::CheckLeftEmpty { reason, processes } => {
             let is_empty =
                 processes.iter().all(|process| body.left.get(process).is_none_or(|left| *left == 0));
-            Some(Event::CheckedLeftEmpty(call, is_empty))
+            Some(Event::CheckedLeftEmpty(reason, is_empty))
         }
         JobAction::TerminateLeft(processes) => {
             // Some end when asked, the others do not.

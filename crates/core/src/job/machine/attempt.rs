@@ -10,7 +10,7 @@ use step_runner_lang::value::Value;
 use step_runner_log::words::{DaemonLine, Warning};
 use step_runner_model::{LogChannel, Outcome, StepFacts, StepInfo, StepOutcome, StepResult, StepUsage};
 
-use crate::job::effect::{Effect, StepNote};
+use crate::job::effect::Effect;
 use crate::job::event::CallId;
 
 use super::call::{AttemptEnd, Attempts, Call, Domain, Member, StepAt, Work};
@@ -424,7 +424,7 @@ impl Machine {
             ..StepResult::default()
         };
         let slot = self.calls.get(&parent).map_or(1, |parent| parent.slot);
-        self.note_step(StepNote { call: id, parent, is_member: member.is_some(), slot, result });
+        self.note_step(id, parent, member.is_some(), slot, result);
     }
 }
 

@@ -11,7 +11,7 @@ use step_runner_lang::eval::ListState;
 use step_runner_log::words::DaemonLine;
 use step_runner_model::{CancelCause, LogChannel, Outcome, StepOutcome, StepResult, StepStatus};
 
-use crate::job::effect::{Effect, StepNote};
+use crate::job::effect::Effect;
 use crate::job::event::{CallId, ProcessNumber, TimerId};
 
 use super::call::{AttemptEnd, Work};
@@ -258,9 +258,10 @@ impl Machine {
         let Some(attempts) = &mut call.attempts else { return };
         attempts.is_timed_out = true;
         attempts.timer = None;
+        let attempt = call.process;
         let running = self.processes_below(id);
         if !running.is_empty() {
-            self.push(Effect::ShowProcesses { call: id, processes: running });
+            self.push(Effect::ShowProcesses { call: id, attempt, processes: running });
         }
         let stop =
             Stop { state: ListState::Timeout, limit: None, no_cleanup: None, inside: None, rest: CANCELLED };
@@ -366,8 +367,7 @@ impl Machine {
                 None => root = *call.result,
                 Some(parent) if call.is_noted => {
                     let (is_member, slot) = (call.member.is_some(), call.slot);
-                    let note = StepNote { call: id, parent, is_member, slot, result: *call.result };
-                    self.push(Effect::Note(Box::new(note)));
+                    self.note_step(id, parent, is_member, slot, *call.result);
                     self.close_section(parent, &call.name);
                 }
                 Some(_) => {}

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use step_runner_model::{FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus};
+use step_runner_model::{FinishedProcess, StepFacts, StepInfo, StepOutcome, StepResult, StepStatus};
 
 use crate::job::effect::{Effect, StepNote};
 use crate::job::event::CallId;
@@ -25,6 +25,8 @@ pub(super) struct Timeline {
     ended: u64,
     /// Length of the log at the end of the latest process.
     log: u64,
+    /// True while this is the length of the log that the next event has as its place.
+    is_log_exact: bool,
 }
 
 impl Timeline {
@@ -32,10 +34,13 @@ impl Timeline {
     pub(super) fn at(&mut self, now: u64) {
         self.now = self.now.max(now);
         self.ended = self.now;
+        self.is_log_exact = false;
     }
 
     pub(super) fn start(&mut self, wall: i64) {
         self.start = Some((wall, self.now));
+        // The job begins before everything in its log.
+        self.is_log_exact = true;
     }
 
     pub(super) fn ran(&mut self, ran: Option<&FinishedProcess>) {
@@ -47,6 +52,18 @@ impl Timeline {
 
     pub(super) fn note_log(&mut self, len: u64) {
         self.log = self.log.max(len);
+        self.is_log_exact = true;
+    }
+
+    /// Notes that a line is written, which belongs before the events that follow.
+    pub(super) const fn log_grows(&mut self) {
+        self.is_log_exact = false;
+    }
+
+    /// Returns the place of an event with this result, if it is known. An end has that of the process that it is of.
+    fn place(&self, result: &StepResult) -> Option<u64> {
+        let of_end = result.facts.log_end.filter(|_| result.outcome != StepOutcome::Unspecified);
+        of_end.or_else(|| self.is_log_exact.then_some(self.log))
     }
 
     /// Returns the time `after` from now, in microseconds since boot.
@@ -126,7 +143,7 @@ impl Machine {
         };
         let result = if id == ROOT { StepResult { step: None, ..result } } else { result };
         let (is_member, slot) = (call.member.is_some(), call.slot);
-        self.note_step(StepNote { call: id, parent, is_member, slot, result });
+        self.note_step(id, parent, is_member, slot, result);
     }
 
     /// Tells that a step of a plain list has begun, now that its function is loaded. Other steps are told of before.
@@ -141,15 +158,24 @@ impl Machine {
         let Some(parent) = call.parent else { return };
         if call.is_noted || !self.is_in_plain_list(call) {
             let (is_member, slot) = (call.member.is_some(), call.slot);
-            self.note_step(StepNote { call: id, parent, is_member, slot, result });
+            self.note_step(id, parent, is_member, slot, result);
         }
         if call.is_noted {
             self.close_section(parent, &call.name);
         }
     }
 
-    pub(super) fn note_step(&mut self, note: StepNote) {
-        self.push(Effect::Note(Box::new(note)));
+    /// Tells that something has happened to the step `id`.
+    pub(super) fn note_step(
+        &mut self,
+        id: CallId,
+        parent: CallId,
+        is_member: bool,
+        slot: u8,
+        result: StepResult,
+    ) {
+        let place = self.times.place(&result);
+        self.push(Effect::Note(Box::new(StepNote { call: id, parent, is_member, slot, place, result })));
     }
 }
 

@@ -153,7 +153,7 @@ impl Job {
     pub(in crate::core) fn finish(&mut self, index: usize, out: &mut Actions) {
         let Some(process) = self.processes.get_mut(index) else { return };
         // Once an end was requested, the processes end one after the other. The log does not name those.
-        let names_left = self.ending.is_none() && process.stop.is_none();
+        let names_left = self.ending.is_none() && !process.is_terminated;
         let (status, usage) = match &process.stage {
             Stage::Draining { status, usage, .. } => (*status, *usage),
             _ => (KILLED, None),
@@ -181,8 +181,11 @@ impl Job {
         }
         let line = JournalEvent::StepEnded { process: ended.process, status: Some(status) };
         // Processes that were given up for the whole job are not killed once more for their step.
-        let stop = self.process(ended.process).and_then(|process| process.stop.clone());
+        let process = self.process(ended.process);
+        let is_terminated = process.as_ref().is_some_and(|process| process.is_terminated);
+        let stop = process.and_then(|process| process.stop.clone());
         let is_given_up = self.ending.iter().chain(&stop).any(|ending| ending.has_given_up(at.now));
+        let (number, left) = (ended.process, ended.left);
         if ended.left > 0 && !at.settings.leftover_keep && !is_given_up {
             self.journal(line, out);
             out.job(self.serial, JobAction::KillStep(ended.process));
@@ -196,6 +199,10 @@ impl Job {
             self.tell_ended(ended, out);
             out.push(Action::Flush);
             self.journal(line, out);
+            // A process that had ended before it could be stopped keeps what it has left.
+            if let Some(stop) = stop.filter(|_| is_terminated && left > 0 && !is_given_up) {
+                self.clear_stopped(number, stop, out);
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::Job;
-use crate::core::action::{Actions, JobAction};
+use crate::core::action::{Actions, ClearReason, JobAction};
 use crate::core::ending::Ending;
 use crate::core::event::Moment;
 use crate::protocol::FromKeeper;
@@ -12,8 +12,7 @@ use step_runner_model::{CallId, ProcessNumber};
 
 /// The end of what some steps have left.
 pub(super) struct Clearance {
-    /// The call that waits for it.
-    call: CallId,
+    reason: ClearReason,
     /// The processes of the steps that have left it.
     processes: Vec<ProcessNumber>,
     ending: Ending,
@@ -22,6 +21,19 @@ pub(super) struct Clearance {
 }
 
 impl Job {
+    /// Writes running processes to the log, once for each attempt whose limit has passed.
+    pub(in crate::core) fn show_processes(
+        &mut self,
+        attempt: ProcessNumber,
+        processes: Vec<ProcessNumber>,
+        out: &mut Actions,
+    ) {
+        if self.closed.is_none() && !self.shown.contains(&attempt) {
+            self.shown.push(attempt);
+            out.job(self.serial, JobAction::ShowProcesses(processes));
+        }
+    }
+
     /// Asks a step to end, and kills it after `grace`. A shorter grace wins, a longer one is ignored. A step that is not
     /// started yet does not start.
     pub(in crate::core) fn stop_step(
@@ -37,6 +49,7 @@ impl Job {
         stop.shorten(grace);
         stop.rest();
         if is_first && process.has_process() {
+            process.is_terminated = true;
             out.job(self.serial, JobAction::Thaw);
             out.job(self.serial, JobAction::Terminate(number));
         }
@@ -71,23 +84,38 @@ impl Job {
         now: Instant,
         out: &mut Actions,
     ) {
-        if self.is_to_end() || self.clearances.iter().any(|clearance| clearance.call == call) {
+        let reason = ClearReason::NextAttempt(call);
+        if self.is_to_end() || self.clearances.iter().any(|clearance| clearance.reason == reason) {
             return;
         }
         let ending = Ending::new(now, grace);
-        out.job(self.serial, JobAction::CheckLeftEmpty { call, processes: processes.clone() });
-        self.clearances.push(Clearance { call, processes, ending, is_asked: false });
+        out.job(self.serial, JobAction::CheckLeftEmpty { reason, processes: processes.clone() });
+        self.clearances.push(Clearance { reason, processes, ending, is_asked: false });
     }
 
-    /// Takes the answer whether anything is left that `call` waits for.
+    /// Ends what a stopped step has left, whose process has ended before its grace. Its group got SIGTERM, so only SIGKILL
+    /// is to come. The job goes on meanwhile.
+    pub(super) fn clear_stopped(&mut self, number: ProcessNumber, stop: Ending, out: &mut Actions) {
+        // The end of the job, once it was asked for, ends this, too.
+        if self.is_to_end() {
+            return;
+        }
+        let (reason, processes) = (ClearReason::Stopped(number), vec![number]);
+        out.job(self.serial, JobAction::CheckLeftEmpty { reason, processes: processes.clone() });
+        self.clearances.push(Clearance { reason, processes, ending: stop, is_asked: true });
+    }
+
+    /// Takes the answer whether anything is left that is to be ended.
     pub(super) fn checked_left_empty(
         &mut self,
-        call: CallId,
+        reason: ClearReason,
         is_empty: bool,
         at: &Moment<'_>,
         out: &mut Actions,
     ) {
-        let Some(index) = self.clearances.iter().position(|clearance| clearance.call == call) else { return };
+        let Some(index) = self.clearances.iter().position(|clearance| clearance.reason == reason) else {
+            return;
+        };
         let Some(clearance) = self.clearances.get_mut(index) else { return };
         let processes = clearance.processes.clone();
         if !is_empty && !std::mem::replace(&mut clearance.is_asked, true) {
@@ -97,7 +125,13 @@ impl Job {
         let rung = clearance.ending.check(at.now, is_empty, at.settings.kill_wait);
         if is_empty || rung.given_up {
             self.clearances.swap_remove(index);
-            return self.tell(FromKeeper::Cleared { key: self.key(), call }, out);
+            if let ClearReason::NextAttempt(call) = reason {
+                self.tell(FromKeeper::Cleared { key: self.key(), call }, out);
+            }
+            return;
+        }
+        if !rung.kill && matches!(reason, ClearReason::Stopped(_)) {
+            clearance.ending.rest();
         }
         if rung.again {
             out.job(self.serial, JobAction::ThawSurvivors);
@@ -109,11 +143,11 @@ impl Job {
         }
     }
 
-    /// Looks again for what calls wait for, where that is due.
+    /// Looks again for what steps have left, where that is due.
     pub(super) fn clearances_due(&self, at: &Moment<'_>, out: &mut Actions) {
         for clearance in self.clearances.iter().filter(|clearance| clearance.ending.check_at() <= at.now) {
-            let (call, processes) = (clearance.call, clearance.processes.clone());
-            out.job(self.serial, JobAction::CheckLeftEmpty { call, processes });
+            let (reason, processes) = (clearance.reason, clearance.processes.clone());
+            out.job(self.serial, JobAction::CheckLeftEmpty { reason, processes });
         }
     }
 
@@ -122,7 +156,7 @@ impl Job {
         self.clearances.iter().map(|clearance| clearance.ending.check_at()).min()
     }
 
-    /// Looks at once for what calls wait for, as processes of the job have ended.
+    /// Looks at once for what steps have left, as processes of the job have ended.
     pub(super) fn clear_anew(&mut self, now: Instant) {
         self.clearances.iter_mut().for_each(|clearance| clearance.ending.hurry(now));
     }

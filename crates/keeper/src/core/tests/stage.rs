@@ -31,6 +31,8 @@ pub(super) enum Happening {
         job: u8,
         grace: u64,
     },
+    /// The processes of the latest step are written to the log.
+    Show(u8),
     /// What all steps have left is to be ended.
     Clear {
         job: u8,
@@ -49,6 +51,8 @@ pub(super) enum Happening {
         later: bool,
     },
     Line(u8),
+    /// The length of the log is asked for.
+    Place(u8),
     /// No signal ends the job's processes for a while.
     Stick(u8),
     /// The disk refuses the log, or takes it again.
@@ -139,6 +143,8 @@ pub(super) struct Stage {
     prepares_later: bool,
     asked: u64,
     replies: BTreeMap<u64, u32>,
+    /// Lengths of logs that were asked for.
+    pub(super) lengths: Vec<u64>,
     pub(super) wrongs: Vec<String>,
 }
 
@@ -190,6 +196,7 @@ impl Stage {
             prepares_later: false,
             asked: 0,
             replies: BTreeMap::new(),
+            lengths: Vec::new(),
             wrongs: Vec::new(),
         };
         let settings = KeeperSettings {
@@ -229,6 +236,11 @@ impl Stage {
         self.jobs.get(&job).is_some_and(|daemon| daemon.closed > 0)
     }
 
+    /// Number of the job's steps whose end the daemon was told of.
+    pub(super) fn ended(&self, job: u8) -> usize {
+        self.jobs.get(&job).map_or(0, |daemon| daemon.ended.len())
+    }
+
     fn serial(&self, job: u8) -> Option<Serial> {
         self.serials.iter().rev().find(|(_, of)| **of == job).map(|(serial, _)| *serial)
     }
@@ -259,6 +271,11 @@ impl Stage {
             }
             Happening::Exit { job, left, is_drained } => self.exit(job, left, is_drained),
             Happening::Stop { job, grace } => self.stop(job, millis(grace)),
+            Happening::Show(job) => {
+                let Some(daemon) = self.jobs.get(&job) else { return };
+                let (key, process) = (key(job), daemon.process);
+                self.ask(Request::ShowProcesses { key, attempt: process, processes: vec![process] });
+            }
             Happening::Clear { job, .. } if self.is_closing(job) => {}
             Happening::Clear { job, grace } => {
                 let is_ended = self.body(job).is_none_or(|body| body.is_ended);
@@ -286,12 +303,14 @@ impl Stage {
                     self.ask(last(key(job), op, process));
                 }
             }
-            Happening::Phrases { job, .. } | Happening::Line(job) if self.is_closing(job) => {}
+            Happening::Phrases { job, .. } | Happening::Line(job) | Happening::Place(job)
+                if self.is_closing(job) => {}
             Happening::Phrases { job, later } => {
                 self.prepares_later = later;
                 self.order(job, |key, op, _| Request::Phrases { key, op, phrases: Vec::new() });
             }
             Happening::Line(job) => self.order(job, line),
+            Happening::Place(job) => self.order(job, |key, op, _| Request::Place { key, op }),
             Happening::Stick(job) => {
                 if let Some(body) = self.body(job) {
                     body.whims.is_stuck = true;

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use super::fixtures::{AT, ended, key, machine, spec, step_ended, storage_error};
 use crate::actors::job::driver::{
-    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedRoot, EventReaction, KeeperLoss, NextAttempt,
-    PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState, WaitingRequests,
+    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedRoot, EventPlace, EventReaction, KeeperLoss,
+    NextAttempt, PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState,
+    WaitingRequests,
 };
 use crate::actors::messages::{NotRegistered, RegisteredRequest};
 use crate::job::effect::StepNote;
@@ -32,6 +33,7 @@ struct Keeper {
     /// Events after the request.
     record: Vec<Vec<u8>>,
     last_op: u32,
+    places: Vec<(u32, u64)>,
     /// Running processes; true for one whose success closes the job.
     running: BTreeMap<ProcessNumber, bool>,
     ended: Vec<StepEnded>,
@@ -327,8 +329,7 @@ impl Stage {
                 }
             }
             Action::MakeFiles(_) | Action::RemoveFiles(_) | Action::StopFetch(_) | Action::Wake { .. } => {}
-            Action::Stop { .. } | Action::Clear { .. } => drop(self.lives()),
-            Action::ShowProcesses { op, .. } => drop(self.ask(op, "processes".into())),
+            Action::Stop { .. } | Action::Clear { .. } | Action::ShowProcesses { .. } => drop(self.lives()),
             Action::Fetch { process, .. } => {
                 let is_known = self.recorded().any(|event| match event {
                     Event::Fetched { process: fetched, .. }
@@ -356,6 +357,11 @@ impl Stage {
                 self.ended = self.driver.launched(spawn.process);
             }
             Action::Note(noted) => {
+                if let EventPlace::Ask(op) = noted.place
+                    && let Some(keeper) = self.ask(op, "place".into())
+                {
+                    keeper.places.push((op, 0));
+                }
                 if noted.is_new {
                     self.store(Stored::Event(*noted.note));
                 }
@@ -421,6 +427,7 @@ impl Stage {
             effects: replayed.effects,
             performed: PerformedEffects {
                 last_op: keeper.last_op,
+                places: keeper.places.iter().copied().collect(),
                 stored: u32::try_from(self.story.stored.len()).unwrap(),
                 fetched: replayed.fetched,
                 exited: replayed.exited,

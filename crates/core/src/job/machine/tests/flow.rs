@@ -185,7 +185,8 @@ fn a_limit_shows_the_processes_stops_them_and_bounds_the_cleanup_inside() {
     let limit = job.effects.clone();
     let passed = due(&mut job, &limit);
     let process = job.process("in").process;
-    assert!(passed.contains(&Effect::ShowProcesses { call: 1, processes: vec![process] }), "{passed:?}");
+    let shown = Effect::ShowProcesses { call: 1, attempt: 1, processes: vec![process] };
+    assert!(passed.contains(&shown), "{passed:?}");
     assert_eq!(stopped(&passed), [(process, 5)]);
     let cleanup = job.exit("in", 0);
     assert_eq!(started(&cleanup), ["tidy"]);

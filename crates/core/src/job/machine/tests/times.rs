@@ -135,6 +135,20 @@ fn a_result_tells_its_place_the_log_and_what_was_used() {
 }
 
 #[test]
+fn the_place_of_an_event_is_known_directly_behind_the_end_of_a_process() {
+    let steps = "[{name: a, script: exit 0}, {name: b, script: exit 0}, {name: c, if: false, script: x}, \
+                 {name: d, func: ./f}]";
+    let effects = run(&world("exit 0"), steps);
+    let places = effects.iter().filter_map(|effect| match effect {
+        Effect::Note(note) => Some(note.place),
+        _ => None,
+    });
+    // Behind the line about c, and when a function has come, only the keeper knows it.
+    let (before, behind) = ([0, 0, 10, 10, 20].map(Some), [30, 30, 40, 40].map(Some));
+    assert_eq!(places.collect::<Vec<_>>(), [&before[..], &[None; 3], &behind].concat());
+}
+
+#[test]
 fn a_clock_that_steps_back_makes_no_step_end_before_its_start() {
     let mut machine = Machine::new(&request("[{name: a, script: exit 0}]")).unwrap_or_else(|_| panic!());
     machine.handle(&Event::Admitted { at: WALL }, BOOT);

@@ -10,6 +10,16 @@ use step_runner_process::cgroup::Usage;
 use step_runner_process::spawn;
 
 impl Stage {
+    /// Length of the job's log.
+    pub(in crate::core::tests) fn log_len(&mut self, job: u8) -> u64 {
+        self.body(job).map_or(0, |body| body.log.len)
+    }
+
+    /// Number of processes that steps of the job have left.
+    pub(in crate::core::tests) fn left(&mut self, job: u8) -> u8 {
+        self.body(job).map_or(0, |body| body.left.values().sum())
+    }
+
     /// Lets the time pass until `until`, with all timers on the way.
     pub(super) fn pass(&mut self, until: Instant) {
         let mut turns = 0;
@@ -49,10 +59,12 @@ impl Stage {
             }
             Action::Reply { to, reply } => {
                 *self.replies.entry(to.id).or_default() += 1;
-                if let Ok(Reply::Resumed(registered)) = reply
-                    && registered.events != 1
-                {
-                    self.wrongs.push("the record has grown".to_owned());
+                match reply {
+                    Ok(Reply::Resumed(registered)) if registered.events != 1 => {
+                        self.wrongs.push("the record has grown".to_owned());
+                    }
+                    Ok(Reply::Length(len)) => self.lengths.push(len),
+                    _ => {}
                 }
             }
             Action::Greet { to, .. } | Action::ReadUsages { to, .. } => {
@@ -134,7 +146,9 @@ impl Stage {
             JobAction::Kill if leftover_keep && body.kill_at.is_none_or(|at| now < at) => {
                 Some("SIGKILL within the grace")
             }
-            JobAction::Line(..) | JobAction::WriteEnd { .. } if body.is_closed => {
+            JobAction::Line(..) | JobAction::ShowProcesses(_) | JobAction::WriteEnd { .. }
+                if body.is_closed =>
+            {
                 Some("a line in a closed log")
             }
             JobAction::WriteEnd { has_survivors, .. } if *has_survivors != is_alive => {
@@ -144,7 +158,7 @@ impl Stage {
         };
         self.wrongs.extend(wrong.map(str::to_owned));
         match action {
-            JobAction::Line(..) => body.log.len += 10,
+            JobAction::Line(..) | JobAction::ShowProcesses(_) => body.log.len += 10,
             JobAction::Start(process) if body.whims.is_busy => {
                 body.whims.is_busy = false;
                 let failure =
@@ -167,10 +181,10 @@ impl Stage {
                 let is_empty = body.left.get(&process).is_none_or(|left| *left == 0);
                 return Some(Event::CheckedEmpty(EmptyCheck::Clear(process), is_empty));
             }
-            JobAction::CheckLeftEmpty { call, processes } => {
+            JobAction::CheckLeftEmpty { reason, processes } => {
                 let is_empty =
                     processes.iter().all(|process| body.left.get(process).is_none_or(|left| *left == 0));
-                return Some(Event::CheckedLeftEmpty(call, is_empty));
+                return Some(Event::CheckedLeftEmpty(reason, is_empty));
             }
             JobAction::TerminateLeft(processes) if !body.whims.is_stuck => {
                 body.left.retain(|process, _| !processes.contains(process));
