@@ -3,7 +3,7 @@
 use step_runner_model::text::quote;
 
 use crate::finding::{Findings, join};
-use crate::node::{Kind, Node, Place};
+use crate::node::{Node, Place};
 
 /// Ends of a job after which something is saved.
 pub(crate) const WHEN: [&str; 3] = ["on_success", "on_failure", "always"];
@@ -144,15 +144,12 @@ pub enum CacheKey {
 
 /// Reads `cache`: a mapping, or a list of at most four.
 pub(super) fn caches(node: &Node, path: &str, findings: &mut Findings) -> Vec<Cache> {
-    let items = match &node.kind {
-        Kind::List(items) => items.as_slice(),
-        _ => std::slice::from_ref(node),
-    };
+    let items = node.flattened();
     if items.len() > CACHES_LIMIT {
         findings.error(&node.place, path, format!("more than {CACHES_LIMIT} caches"));
         return Vec::new();
     }
-    items.iter().filter_map(|item| cache(item, path, findings)).collect()
+    items.into_iter().filter_map(|item| cache(item, path, findings)).collect()
 }
 
 fn cache(node: &Node, path: &str, findings: &mut Findings) -> Option<Cache> {

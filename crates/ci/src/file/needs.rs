@@ -29,15 +29,16 @@ pub struct Need {
 
 /// Reads `needs`. The job cannot run here if an entry is about another pipeline.
 pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<Need>> {
-    let Kind::List(items) = &node.kind else {
+    if !matches!(node.kind, Kind::List(_) | Kind::Map(_)) {
         findings.expected(node, path, "a list of jobs");
         return None;
-    };
+    }
+    let items = node.flattened();
     if items.len() > NEEDS_LIMIT {
         findings.error(&node.place, path, format!("more than {NEEDS_LIMIT} jobs are needed"));
         return None;
     }
-    let items = items.iter().enumerate();
+    let items = items.into_iter().enumerate();
     let needs: Vec<Need> =
         items.filter_map(|(index, item)| need(item, &at_index(path, index), findings)).collect();
     check_repeated(&needs, path, findings);

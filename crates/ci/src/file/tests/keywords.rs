@@ -201,8 +201,6 @@ fn values_that_are_none_are_told_with_their_remedy() {
         ),
         ("script: x, rules: [{exists: ['[b-a]']}]", "not a regular expression"),
         ("script: x, variables: {A: {value: b, description: c}}", "unknown key \"description\""),
-        ("script: x, variables: {A: ~}", "the variable has no value"),
-        ("script: x, variables: {A: on}", "\"on\" is a boolean, variables are texts"),
         ("script: x, variables: {A: [b]}", "expected a text, this is a list"),
         ("script: x, variables: {A=B: c}", "cannot be the name of a variable"),
         ("script: x, inherit: {default: 5}", "expected a text or a list of texts"),
@@ -312,6 +310,40 @@ fn a_job_is_needed_once_but_for_combinations_of_its_matrix() {
 }
 
 #[test]
+fn lists_in_lists_are_flattened_where_gitlab_flattens_them() {
+    let file = read_one(
+        ".lists: {needs: [b, [c]], services: [t], cache: [{key: l}]}\n\
+         b: {script: x}\nc: {script: x}\nd: {script: x, needs: {job: b}}\n\
+         a:\n  script: x\n  needs: [!reference [.lists, needs], [[d]]]\n  services: [s, !reference [.lists, services]]\n  \
+         cache: [!reference [.lists, cache], [{key: k}]]\n",
+    )
+    .unwrap();
+    let job = &file.jobs["a"];
+    let needs: Vec<&str> = job.needs.iter().flatten().map(|need| need.job.as_str()).collect();
+    let services: Vec<&str> = job.services.iter().map(|service| service.name.as_str()).collect();
+    let keys: Vec<&CacheKey> = job.caches.iter().map(|cache| &cache.key).collect();
+    let text = |key: &str| CacheKey::Text(key.to_owned());
+    assert_eq!((needs, services), (vec!["b", "c", "d"], vec!["s", "t"]));
+    assert_eq!(keys, [&text("l"), &text("k")]);
+    assert_eq!(file.jobs["d"].needs.as_ref().map(Vec::len), Some(1));
+    are_refused(&[
+        ("script: x, cache: [[{}, {}], [{}, {}, {}]]", "more than 4 caches"),
+        ("script: x, extends: [[b]]", "expected a text, this is a list"),
+    ]);
+}
+
+#[test]
+fn variables_are_texts_of_what_yaml_reads() {
+    let found = job("script: x, variables: {A: true, B: on, C: , D: {value: no}, E: {value: ~}, F: \"off\"}");
+    let values: Vec<&str> = found.variables.values().map(|defined| defined.value.as_str()).collect();
+    assert_eq!(values, ["true", "true", "", "false", "", "off"]);
+    let of_input = read_one(
+        "spec: {inputs: {i: {type: boolean, default: false}}}\n---\na: {script: x, variables: {A: \"$[[ inputs.i ]]\"}}",
+    );
+    assert_eq!(of_input.unwrap().jobs["a"].variables["A"].value, "false");
+}
+
+#[test]
 fn only_and_except_do_not_stand_beside_rules() {
     are_refused(&[
         ("script: x, rules: [{when: always}], only: [main]", "\"only\" cannot stand beside \"rules\""),
@@ -324,15 +356,20 @@ fn only_and_except_do_not_stand_beside_rules() {
 #[test]
 fn variables_at_the_top_have_options_and_keep_their_dollars() {
     let file = read_one(
-        "variables: {A: {value: b, description: d, options: [a, b]}, N: {value: 5, options: [5, 6]}, R: {value: $A, expand: false}, E: {expand: true}, F: 1.5}\na: {script: x}",
+        "variables: {A: {value: b, description: d, options: [a, b]}, N: {value: 5, options: [5, 6]}, T: {value: true, options: [true, false]}, R: {value: $A, expand: false}, E: {expand: true}, F: 1.5}\na: {script: x}",
     )
     .unwrap();
     let values: Vec<(&str, bool)> =
         file.variables.values().map(|found| (found.value.as_str(), found.raw)).collect();
-    assert_eq!(values, [("b", false), ("5", false), ("$A", true), ("", false), ("1.5", false)]);
+    assert_eq!(
+        values,
+        [("b", false), ("5", false), ("true", false), ("$A", true), ("", false), ("1.5", false)]
+    );
     assert!(file.warnings.is_empty());
-    let changed = read_one("variables: {A: 1.10}\na: {script: x}").unwrap();
+    let changed = read_one("variables: {A: 1.10, B: yes, C: true}\na: {script: x}").unwrap();
     assert!(changed.warnings[0].to_string().contains("1.10 is read as 1.1"), "{:?}", changed.warnings);
+    assert!(changed.warnings[1].to_string().contains("yes is read as true"), "{:?}", changed.warnings);
+    assert_eq!(changed.warnings.len(), 2);
     for text in ["{value: c, options: [a, b]}", "{value: c, options: [5, [c]]}", "{value: 7, options: [5]}"] {
         let errors = errors(&format!("variables: {{A: {text}}}\na: {{script: x}}"));
         assert!(errors[0].contains("the value is none of the options"), "{text}: {errors:?}");
