@@ -14,7 +14,7 @@ use step_runner_lang::diagnostic::Severity;
 use super::*;
 use crate::files::ReadError;
 use crate::files::tests::Texts;
-use crate::job::{Circumstances, needed, of_file};
+use crate::job::{Circumstances, Pipeline, of_file};
 use crate::plan::{Images, plan};
 
 fn read_all(files: &[(&'static str, String)]) -> Result<CiFile, Vec<String>> {
@@ -239,6 +239,7 @@ fn jobs_that_must_run_before_are_in_an_order_and_each_is_there_once() {
     .unwrap();
     let (files, level) = (Texts(BTreeMap::new()), Level::new());
     let circumstances = Circumstances { facts: None, files: &files, given: &level, dotenv: &level };
+    let mut pipeline = Pipeline::new(&file, &circumstances);
     for (job, before) in [
         ("last", &["plain", "one", "two 1/2", "two 2/2", "middle"][..]),
         ("all", &["one", "two 1/2", "two 2/2"]),
@@ -246,9 +247,9 @@ fn jobs_that_must_run_before_are_in_an_order_and_each_is_there_once() {
         ("named", &["by-hand"]),
         ("one", &[]),
     ] {
-        assert_eq!(needed(&file, job, &circumstances).unwrap(), before, "{job}");
+        assert_eq!(pipeline.needed(job).unwrap(), before, "{job}");
     }
-    assert!(needed(&file, "gone", &circumstances).is_err());
+    assert!(pipeline.needed("gone").is_err());
 }
 
 /// Reads and plans every job of a text. Nothing panics, and errors have places.
