@@ -159,8 +159,8 @@ fn rule(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Rule
     Some(Rule {
         place: node.place.clone(),
         condition,
-        changes: node.get("changes").and_then(|node| paths(node, &join(path, "changes"), findings)),
-        exists: node.get("exists").and_then(|node| paths(node, &join(path, "exists"), findings)),
+        changes: node.get("changes").and_then(|node| paths(node, &join(path, "changes"), of, findings)),
+        exists: node.get("exists").and_then(|node| paths(node, &join(path, "exists"), of, findings)),
         when,
         allow_failure,
         variables: variables.unwrap_or_default(),
@@ -189,17 +189,18 @@ fn condition(node: &Node, path: &str, findings: &mut Findings) -> Option<Conditi
     }
 }
 
-/// Reads globs: a list, or a mapping with `paths`.
-fn paths(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<String>> {
+/// Reads globs: a list, or a mapping with `paths`. With files of another project the job cannot run here.
+fn paths(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Vec<String>> {
     let list = if node.as_map().is_some() {
         let map = findings.mapping(node, path, &["paths", "compare_to", "project", "ref"])?;
         if let Some(project) = map.get("project") {
-            findings.error_with_help(
-                &project.key,
-                path,
-                "files of another project need a server",
-                "remove the rule, or copy the files that it looks for",
-            );
+            let finding = (project.key.error("files of another project need a server").with_path(path))
+                .with_help("remove the rule, or copy the files that it looks for");
+            if of == Of::Job {
+                findings.refuse(finding);
+            } else {
+                findings.add(finding);
+            }
         }
         let Some(paths) = node.get("paths") else {
             findings.error(&node.place, path, "it has no \"paths\"");

@@ -195,10 +195,6 @@ fn values_that_are_none_are_told_with_their_remedy() {
         ("script: x, rules: [{if: $A ==}]", "the expression ends too early at the end"),
         ("script: x, rules: [{if: $A = b}]", "\"=\" means nothing here at \"= b\""),
         ("script: x, rules: [{changes: {compare_to: main}}]", "it has no \"paths\""),
-        (
-            "script: x, rules: [{exists: {paths: [a], project: g/p}}]",
-            "files of another project need a server",
-        ),
         ("script: x, rules: [{exists: ['[b-a]']}]", "not a regular expression"),
         ("script: x, variables: {A: {value: b, description: c}}", "unknown key \"description\""),
         ("script: x, variables: {A: [b]}", "expected a text, this is a list"),
@@ -206,6 +202,16 @@ fn values_that_are_none_are_told_with_their_remedy() {
         ("script: x, inherit: {default: 5}", "expected a text or a list of texts"),
         ("script: x, extends: b", "there is no job \"b\""),
     ]);
+}
+
+#[test]
+fn files_of_another_project_refuse_the_job_whose_rule_looks_at_them() {
+    let rules = "rules: [{exists: {paths: [a], project: g/p}}]";
+    let file = read_one(&format!("a: {{script: x, {rules}}}\nb: {{script: x}}")).unwrap();
+    assert!(file.jobs["a"].refused[0].message.contains("files of another project need a server"));
+    assert!(file.jobs["b"].refused.is_empty());
+    let errors = errors(&format!("workflow: {{{rules}}}\nb: {{script: x}}"));
+    assert!(has(&errors, "1:42", "files of another project"), "{errors:?}");
 }
 
 #[test]
