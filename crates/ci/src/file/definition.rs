@@ -261,7 +261,11 @@ impl Reader<'_> {
         let caches = self.with("cache", |node, path, findings| Some(artifacts::caches(node, path, findings)));
         let services =
             self.with("services", |node, path, findings| Some(image::services(node, path, findings)));
-        let allow_failure = self.with("allow_failure", allow_failure).unwrap_or_default();
+        let when = self.with("when", when);
+        // As in GitLab, nobody has to start a job that is manual by its own keyword. One that a rule makes manual blocks.
+        let is_manual = when.as_deref() == Some("manual");
+        let unless_said = if is_manual { AllowFailure::All } else { AllowFailure::None };
+        let allow_failure = self.with("allow_failure", allow_failure).unwrap_or(unless_said);
         Definition {
             name: self.name.to_owned(),
             place: key.clone(),
@@ -276,7 +280,7 @@ impl Reader<'_> {
             timeout: self.with("timeout", timeout),
             environment: self.with("environment", environment),
             allow_failure,
-            when: self.with("when", when),
+            when,
             before_script,
             script: script.unwrap_or_default(),
             run,

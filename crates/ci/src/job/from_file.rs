@@ -10,7 +10,9 @@ use super::{ArtifactEntry, CacheEntry, Content, Dependency, Job, Message, Work, 
 use crate::file::{AllowFailure, CacheKey, CiFile, Copy, Definition, Image, Look, Need, Rule, first_match};
 use crate::files::Files;
 use crate::settings::Settings;
-use crate::variables::{Defined, Facts, JobFacts, Level, Resolved, TooLarge, environment_slug, predefined};
+use crate::variables::{
+    Defined, Facts, JobFacts, Level, Resolved, TooLarge, environment_slug, environment_tier, predefined,
+};
 
 /// What the caller knows and gives.
 pub struct Circumstances<'c> {
@@ -226,12 +228,11 @@ impl<'e> Evaluation<'e> {
         let name = variables.fill_in(&environment.name);
         let mut set =
             |name: &str, value: String| drop(self.known.insert(name.to_owned(), Defined::raw(value)));
+        let tier = environment.tier.as_deref().map(|tier| variables.fill_in(tier));
+        set("CI_ENVIRONMENT_TIER", tier.unwrap_or_else(|| environment_tier(&name).to_owned()));
         set("CI_ENVIRONMENT_SLUG", environment_slug(&name));
         set("CI_ENVIRONMENT_NAME", name);
         set("CI_ENVIRONMENT_ACTION", environment.action.clone().unwrap_or_else(|| "start".to_owned()));
-        if let Some(tier) = &environment.tier {
-            set("CI_ENVIRONMENT_TIER", variables.fill_in(tier));
-        }
         if let Some(url) = &environment.url {
             let url = self.resolved()?.fill_in(url);
             self.known.insert("CI_ENVIRONMENT_URL".to_owned(), Defined::raw(url));

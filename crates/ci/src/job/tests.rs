@@ -7,7 +7,7 @@ use serde_json::json;
 use step_runner_model::text::for_people;
 
 use super::*;
-use crate::file::{CiFile, Source, read};
+use crate::file::{AllowFailure, CiFile, Source, read};
 use crate::files::tests::Texts;
 use crate::variables::{Defined, Facts, Level};
 
@@ -51,6 +51,10 @@ impl Scene {
 
     fn standing(&self, name: &str) -> Standing {
         Pipeline::new(&self.file, &self.circumstances()).standing(name).unwrap().0
+    }
+
+    fn allowed(&self, name: &str) -> AllowFailure {
+        Pipeline::new(&self.file, &self.circumstances()).standing(name).unwrap().1
     }
 
     fn needed(&self, name: &str) -> Vec<String> {
@@ -138,6 +142,28 @@ fn the_first_rule_that_matches_decides() {
     assert!(
         wrong.try_job("j").err().unwrap().contains("correct the variable that holds the regular expression")
     );
+}
+
+#[test]
+fn a_manual_job_may_fail_unless_it_or_its_rule_says_otherwise() {
+    let scene = Scene::new(
+        "by-hand: {script: x, when: manual}\n\
+         counts: {script: x, when: manual, allow_failure: false}\n\
+         ruled: {script: x, rules: [{when: manual}]}\n\
+         both: {script: x, when: manual, rules: [{if: $CI}]}\n\
+         rule-counts: {script: x, when: manual, rules: [{allow_failure: false}]}\n\
+         plain: {script: x}\n",
+    );
+    for (name, expected) in [
+        ("by-hand", AllowFailure::All),
+        ("counts", AllowFailure::None),
+        ("ruled", AllowFailure::None),
+        ("both", AllowFailure::All),
+        ("rule-counts", AllowFailure::None),
+        ("plain", AllowFailure::None),
+    ] {
+        assert_eq!(scene.allowed(name), expected, "{name}");
+    }
 }
 
 #[test]
@@ -358,7 +384,7 @@ fn a_cache_or_an_artifact_alone_has_the_defaults_of_gitlab() {
     assert!(scene.job("e").artifacts.is_empty());
     assert_eq!(scene.variable("e", "CI_ENVIRONMENT_ACTION").as_deref(), Some("start"));
     assert_eq!(scene.variable("e", "CI_ENVIRONMENT_SLUG").as_deref(), Some("prod"));
-    assert_eq!(scene.variable("e", "CI_ENVIRONMENT_TIER"), None);
+    assert_eq!(scene.variable("e", "CI_ENVIRONMENT_TIER").as_deref(), Some("production"));
     assert!(scene.try_job("f").err().unwrap().contains("\"\" is no policy of a cache"));
 }
 
