@@ -101,6 +101,9 @@ pub(super) struct JobOptions {
 pub(super) trait Jobs {
     /// Makes the request of the next job. `code` is the exit code of the one before.
     fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure>;
+
+    /// True if there is a next one, unless the one before it fails.
+    fn has_next(&self) -> bool;
 }
 
 fn positive_time(text: &str) -> Result<Duration, String> {

@@ -227,13 +227,16 @@ impl Jobs for CiJobs<'_> {
     fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure> {
         let Some(name) = self.order.get(self.begun) else { return Ok(None) };
         let before = self.begun.checked_sub(1).and_then(|before| self.order.get(before));
-        if let (Some(before), Some(code @ 1..)) = (before, code)
-            && !self.may_fail(before, code)
-        {
-            let (before, last) =
-                (printable(before), self.order.last().map_or_else(String::new, |name| printable(name)));
-            terminal::say(&format!("step-runner: {before} has failed, so {last} does not start"));
-            return Ok(None);
+        if let (Some(before), Some(code @ 1..)) = (before, code) {
+            let failed = printable(before);
+            if !self.may_fail(before, code) {
+                let last = self.order.last().map_or_else(String::new, |name| printable(name));
+                terminal::say(&format!("step-runner: {failed} has failed, so {last} does not start"));
+                return Ok(None);
+            }
+            if !self.verbosity.quiet {
+                terminal::say(&format!("step-runner: {failed} has failed, which its allow_failure permits"));
+            }
         }
         let count = self.order.len();
         if count > 1 && !self.verbosity.quiet {
@@ -242,5 +245,9 @@ impl Jobs for CiJobs<'_> {
         let request = self.request(name, self.begun + 1 == count)?;
         self.begun += 1;
         Ok(Some(request))
+    }
+
+    fn has_next(&self) -> bool {
+        self.begun < self.order.len()
     }
 }
