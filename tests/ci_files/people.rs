@@ -69,6 +69,16 @@ fn a_list_for_programs_tells_what_runs_before_each_job() {
 }
 
 #[test]
+fn a_check_takes_the_inputs_that_a_run_takes() {
+    let file = "spec: {inputs: {name: }}\n---\na: {script: 'echo $[[ inputs.name ]]'}\n";
+    let scene = Scene::new(&[(".gitlab-ci.yml", file)]);
+    let without = scene.step_runner(&["check", ".gitlab-ci.yml"]).ends_with(1);
+    assert!(without.stdout.contains("the input \"name\" needs a value"), "{}", without.stdout);
+    scene.step_runner(&["check", "--input", "name=x", ".gitlab-ci.yml"]).ends_with(0);
+    scene.step_runner(&["check", "--input", "name", ".gitlab-ci.yml"]).ends_with(2).says("NAME=VALUE");
+}
+
+#[test]
 fn each_part_of_a_matrix_stands_by_its_own_values() {
     let rules =
         "[{if: $OS == \"mac\", when: manual}, {if: $OS == \"linux\", when: never}, {when: on_success}]";
