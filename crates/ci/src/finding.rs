@@ -199,14 +199,23 @@ impl Findings {
 
     /// Returns the items of a list of texts, or one text as a list.
     pub(crate) fn texts(&mut self, node: &Node, path: &str) -> Option<Vec<String>> {
+        let placed = self.placed_texts(node, path)?;
+        Some(placed.into_iter().map(|(text, _)| text).collect())
+    }
+
+    /// Returns the items of a list of texts, or one text as a list, each with its place.
+    pub(crate) fn placed_texts(&mut self, node: &Node, path: &str) -> Option<Vec<(String, Place)>> {
         match &node.kind {
             Kind::List(items) => {
                 let texts: Vec<_> = (items.iter().enumerate())
-                    .map(|(index, item)| self.text(item, &at_index(path, index)))
+                    .map(|(index, item)| {
+                        let text = self.text(item, &at_index(path, index))?;
+                        Some((text, item.place.clone()))
+                    })
                     .collect();
                 texts.into_iter().collect()
             }
-            Kind::Text(text) => Some(vec![text.to_string()]),
+            Kind::Text(text) => Some(vec![(text.to_string(), node.place.clone())]),
             _ => {
                 self.expected(node, path, "a text or a list of texts");
                 None

@@ -302,7 +302,8 @@ impl Reader<'_> {
         if has("run") && has("script") {
             let help = "keep one of them";
             self.findings.error_with_help(key, &job, "\"run\" and \"script\" exclude each other", help);
-        } else if !has("run") && !has("script") && !has("trigger") && !has("release") {
+        } else if !["run", "script", "trigger", "release", "extends"].into_iter().any(has) {
+            // A job keeps "extends" only if a part of it is missing, which was reported.
             let finding = key.error("the job has neither \"script\" nor \"run\"").with_path(job);
             let help = "write \"script\"; a name with a dot before it hides a template".to_owned();
             self.findings.add_with_suggestion(finding, self.name, TOP, Some(help));

@@ -98,7 +98,7 @@ fn need(node: &Node, path: &str, findings: &mut Findings) -> Option<Need> {
 
 /// Reads `dependencies`.
 pub(super) fn dependencies(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<Need>> {
-    let names = findings.texts(node, path)?;
-    let need = |job| Need { job, artifacts: true, optional: false, matrix: None, place: node.place.clone() };
+    let names = findings.placed_texts(node, path)?;
+    let need = |(job, place)| Need { job, artifacts: true, optional: false, matrix: None, place };
     Some(names.into_iter().map(need).collect())
 }
