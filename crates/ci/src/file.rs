@@ -11,6 +11,7 @@ mod inputs;
 mod interpolation;
 mod keyword;
 mod needs;
+mod noted;
 mod parallel;
 mod reference;
 mod rule;
@@ -99,7 +100,8 @@ impl CiFile {
             let shown =
                 names.iter().take(NAMES_SHOWN).map(|name| quote(name)).collect::<Vec<_>>().join("\", \"");
             let more = if names.len() > NAMES_SHOWN { " and so on" } else { "" };
-            let message = format!("\"{}\" is a parallel job of {} parts", quote(name), names.len());
+            let parts = if names.len() == 1 { "part" } else { "parts" };
+            let message = format!("\"{}\" is a parallel job of {} {parts}", quote(name), names.len());
             return Err(Box::new(
                 definition.place.error(message).with_help(format!("name one: \"{shown}\"{more}")),
             ));

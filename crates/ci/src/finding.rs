@@ -203,6 +203,16 @@ impl Findings {
         Some(placed.into_iter().map(|(text, _)| text).collect())
     }
 
+    /// Returns the items of a list of texts. A text alone is reported, as GitLab refuses it.
+    pub(crate) fn list_of_texts(&mut self, node: &Node, path: &str) -> Option<Vec<String>> {
+        if let Kind::Text(_) = node.kind {
+            let help = "put it into a list: [\"…\"]";
+            self.error_with_help(&node.place, path, "expected a list of texts, this is a text", help);
+            return None;
+        }
+        self.texts(node, path)
+    }
+
     /// Returns the items of a list of texts, or one text as a list, each with its place.
     pub(crate) fn placed_texts(&mut self, node: &Node, path: &str) -> Option<Vec<(String, Place)>> {
         match &node.kind {

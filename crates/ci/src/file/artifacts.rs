@@ -79,7 +79,7 @@ pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<A
     }
     let globs = |name: &str, findings: &mut Findings| {
         let node = node.get(name);
-        node.and_then(|node| findings.texts(node, &join(path, name))).unwrap_or_default()
+        node.and_then(|node| findings.list_of_texts(node, &join(path, name))).unwrap_or_default()
     };
     let (paths, exclude) = (globs("paths", findings), globs("exclude", findings));
     let untracked = node.get("untracked").and_then(|node| findings.boolean(node, &join(path, "untracked")));
@@ -162,7 +162,7 @@ fn cache(node: &Node, path: &str, findings: &mut Findings) -> Option<Cache> {
         None => CacheKey::Text("default".to_owned()),
     };
     let list = |name: &str, findings: &mut Findings| {
-        node.get(name).and_then(|node| findings.texts(node, &join(path, name))).unwrap_or_default()
+        node.get(name).and_then(|node| findings.list_of_texts(node, &join(path, name))).unwrap_or_default()
     };
     let policy = node.get("policy").and_then(|node| {
         let path = join(path, "policy");
@@ -210,7 +210,7 @@ fn key(node: &Node, path: &str, findings: &mut Findings) -> Option<CacheKey> {
         );
         return None;
     };
-    let files = findings.texts(list, &join(path, name))?;
+    let files = findings.list_of_texts(list, &join(path, name))?;
     if files.is_empty() || files.len() > 2 {
         findings.error(&list.place, path, "one or two files make the key");
         return None;

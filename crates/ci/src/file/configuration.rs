@@ -115,7 +115,7 @@ fn workflow(keywords: &Node, findings: &mut Findings) -> Vec<Rule> {
 }
 
 fn stages(keywords: &Node, findings: &mut Findings) -> Vec<String> {
-    let written = keywords.get("stages").and_then(|node| findings.texts(node, "stages"));
+    let written = keywords.get("stages").and_then(|node| findings.list_of_texts(node, "stages"));
     let written = written.unwrap_or_else(|| DEFAULT_STAGES.iter().map(|stage| (*stage).to_owned()).collect());
     let inner = written.into_iter().filter(|stage| stage != ".pre" && stage != ".post");
     let mut stages = vec![".pre".to_owned()];
@@ -150,6 +150,9 @@ fn check_needs(file: &CiFile, findings: &mut Findings) {
                 }
             }
         }
+    }
+    for job in file.jobs.values() {
+        check_dependencies(job, &numbers, findings);
     }
     for circle in circles(file, &numbers) {
         let Some(job) = circle.first() else { continue };
@@ -188,6 +191,19 @@ fn check_need(need: &Need, path: &str, file: &CiFile, findings: &mut Findings) {
     let message = format!("there is no job \"{}\"", quote(&need.job));
     let finding = need.place.error(message).with_path(path);
     findings.add_with_suggestion(finding, &need.job, file.jobs.keys().map(String::as_str), None);
+}
+
+/// Checks that `dependencies` names jobs of `needs` alone, if there are any.
+fn check_dependencies(job: &Definition, numbers: &HashMap<&str, usize>, findings: &mut Findings) {
+    let Some(needs) = job.needs.as_ref().filter(|needs| !needs.is_empty()) else { return };
+    let number = |need: &Need| numbers.get(need.job.as_str());
+    for other in job.dependencies.iter().flatten().filter(|other| number(other).is_some()) {
+        if !needs.iter().any(|need| number(need) == number(other)) {
+            let message = format!("\"{}\" is not in \"needs\"", quote(&other.job));
+            let path = join(&quote(&job.name), "dependencies");
+            findings.error_with_help(&other.place, &path, message, "add it to \"needs\", too");
+        }
+    }
 }
 
 /// Returns the number of each job by its name, and by the full names of its copies.

@@ -98,6 +98,7 @@ fn need(node: &Node, path: &str, findings: &mut Findings) -> Option<Need> {
 
 /// Reads `dependencies`.
 pub(super) fn dependencies(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<Need>> {
+    findings.list_of_texts(node, path)?;
     let names = findings.placed_texts(node, path)?;
     let need = |(job, place)| Need { job, artifacts: true, optional: false, matrix: None, place };
     Some(names.into_iter().map(need).collect())

@@ -5,7 +5,7 @@ use step_runner_model::text::quote;
 
 use super::allow_failure::{AllowFailure, allow_failure};
 use super::needs::{self, Need};
-use super::variables;
+use super::{noted, variables};
 use crate::condition::Condition;
 use crate::finding::{Findings, at_index, join};
 use crate::node::{Kind, Node, Place};
@@ -149,6 +149,9 @@ fn rule(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Rule
     };
     findings.mapping(node, path, keys)?;
     let when = node.get("when").and_then(|when| findings.choice(when, &join(path, "when"), whens));
+    if of == Of::Job {
+        noted::check_delay(node, when.as_deref(), path, findings);
+    }
     let condition = node.get("if").and_then(|node| condition(node, &join(path, "if"), findings));
     let variables = node
         .get("variables")
@@ -210,7 +213,7 @@ fn paths(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Vec
     } else {
         node
     };
-    let globs = findings.texts(list, path)?;
+    let globs = findings.list_of_texts(list, path)?;
     if globs.len() > PATHS_LIMIT {
         findings.error(&list.place, path, format!("more than {PATHS_LIMIT} paths"));
         return None;

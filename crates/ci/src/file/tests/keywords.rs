@@ -91,7 +91,7 @@ fn keywords_without_effect_are_noted_and_those_that_are_null_are_not_there() {
 #[test]
 fn values_are_taken_in_each_of_their_forms() {
     let found = job(
-        "script: x, artifacts: {paths: p, exclude: [e, f], untracked: true, when: on_failure, name: n, reports: {dotenv: [d]}}",
+        "script: x, artifacts: {paths: [p], exclude: [e, f], untracked: true, when: on_failure, name: n, reports: {dotenv: [d]}}",
     );
     let artifacts = found.artifacts.unwrap();
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
@@ -109,7 +109,7 @@ fn values_are_taken_in_each_of_their_forms() {
         let found = job(&format!("script: x, cache: {{key: {text}, paths: [p]}}"));
         assert_eq!(found.caches[0].key, CacheKey::Text(key.to_owned()));
     }
-    let caches = job("script: x, cache: [{paths: p, untracked: true, policy: pull, fallback_keys: [f], when: always}, {key: {files_commits: [a, b], prefix: q}}]").caches;
+    let caches = job("script: x, cache: [{paths: [p], untracked: true, policy: pull, fallback_keys: [f], when: always}, {key: {files_commits: [a, b], prefix: q}}]").caches;
     assert_eq!(caches[0].key, CacheKey::Text("default".to_owned()));
     assert!(caches[0].untracked && !caches[1].untracked);
     assert_eq!((caches[0].policy.as_deref(), caches[0].when.as_deref()), (Some("pull"), Some("always")));
@@ -212,6 +212,40 @@ fn files_of_another_project_refuse_the_job_whose_rule_looks_at_them() {
     assert!(file.jobs["b"].refused.is_empty());
     let errors = errors(&format!("workflow: {{{rules}}}\nb: {{script: x}}"));
     assert!(has(&errors, "1:42", "files of another project"), "{errors:?}");
+}
+
+#[test]
+fn values_that_a_server_refuses_are_refused_here() {
+    let list = "expected a list of texts, this is a text (put it into a list: [\"…\"])";
+    are_refused(&[
+        ("script: x, artifacts: {paths: x}", list),
+        ("script: x, artifacts: {exclude: x}", list),
+        ("script: x, cache: {paths: x}", list),
+        ("script: x, cache: {key: {files: x}}", list),
+        ("script: x, rules: [{changes: x}]", list),
+        ("script: x, rules: [{exists: {paths: x}}]", list),
+        ("script: x, dependencies: x", list),
+        ("script: x, tags: x", list),
+        ("script: x, tags: [5]", "quote it"),
+        ("script: x, only: main", "expected a list of conditions, or a mapping"),
+        ("script: x, retry: 3", "a.retry: expected a whole number from 0 to 2"),
+        ("script: x, retry: {max: 5}", "a.retry.max: expected a whole number from 0 to 2"),
+        ("script: x, retry: {count: 1}", "unknown key \"count\""),
+        ("script: x, interruptible: maybe", "expected true or false"),
+        ("script: x, coverage: total", "write it between slashes"),
+        ("script: x, when: delayed", "\"delayed\" needs a time"),
+        ("script: x, when: delayed, start_in: soon", "it is no duration"),
+        ("script: x, when: manual, start_in: 1h", "\"start_in\" is for \"when: delayed\""),
+        ("script: x, rules: [{when: delayed}]", "\"delayed\" needs a time"),
+        ("script: x, rules: [{start_in: 1h}]", "\"start_in\" is for \"when: delayed\""),
+        ("script: x, rules: [{when: delayed, start_in: soon}]", "it is no duration"),
+        ("script: x, environment: {url: x}", "it has no name"),
+        ("script: x, trigger: g/p", "\"trigger\" and \"script\" exclude each other"),
+    ]);
+    let told = errors("b: {script: x}\nc: {script: x}\na: {script: x, needs: [c], dependencies: [b]}");
+    assert!(has(&told, "3:43", "\"b\" is not in \"needs\""), "{told:?}");
+    let fine = "tags: [$T], only: {refs: [main]}, except: [tags], retry: {max: 2, when: always}, interruptible: no, coverage: '/a/'";
+    assert_eq!(job(&format!("script: x, {fine}, when: delayed, start_in: 30 minutes")).noted.len(), 8);
 }
 
 #[test]
