@@ -119,16 +119,25 @@ impl CiFile {
             Position::START,
             format!("there is no job \"{}\"", quote(name)),
         );
-        let names = || self.jobs.keys().map(String::as_str);
         let help = if name.starts_with('.') {
             "a hidden job is a template for others".to_owned()
-        } else if let Some(meant) = suggest(name, names()) {
+        } else if let Some(meant) = suggest(name, self.names()) {
             format!("did you mean \"{}\"?", quote(meant))
         } else {
-            let shown: Vec<_> = names().take(NAMES_SHOWN).map(quote).collect();
-            format!("jobs: {}", shown.join(", "))
+            self.shown_names()
         };
         Err(Box::new(finding.with_help(help)))
+    }
+
+    /// Returns the names of jobs, without the parts of parallel ones.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.jobs.keys().map(String::as_str)
+    }
+
+    /// Returns the first names as a remedy.
+    fn shown_names(&self) -> String {
+        let shown: Vec<_> = self.names().take(NAMES_SHOWN).map(quote).collect();
+        format!("jobs: {}", shown.join(", "))
     }
 
     /// Returns the full names of all jobs.

@@ -147,7 +147,17 @@ impl Findings {
         if matches!(node.kind, Kind::Reference(_)) {
             return;
         }
-        self.error(&node.place, path, format!("expected {wanted}, this is {}", node.describe()));
+        let finding = node.place.error(format!("expected {wanted}, this is {}", node.describe()));
+        let finding = finding.with_path(path);
+        self.add(match node.kind {
+            Kind::List(_) if wanted.starts_with("a mapping") => {
+                finding.with_help("write KEY: VALUE, without \"- \" before it")
+            }
+            Kind::Map(_) if wanted.starts_with("a list") => {
+                finding.with_help("write \"- \" before each entry")
+            }
+            _ => finding,
+        });
     }
 
     /// Returns a text. Numbers and booleans without quotes are reported: GitLab would change or refuse them.

@@ -190,7 +190,7 @@ fn check_need(need: &Need, path: &str, file: &CiFile, findings: &mut Findings) {
     }
     let message = format!("there is no job \"{}\"", quote(&need.job));
     let finding = need.place.error(message).with_path(path);
-    findings.add_with_suggestion(finding, &need.job, file.jobs.keys().map(String::as_str), None);
+    findings.add_with_suggestion(finding, &need.job, file.names(), Some(file.shown_names()));
 }
 
 /// Checks that `dependencies` names jobs of `needs` alone, if there are any.

@@ -33,7 +33,8 @@ pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<V
         findings.expected(node, path, "a list of jobs");
         return None;
     }
-    let items = node.flattened();
+    // GitLab passes over entries that are nothing.
+    let items: Vec<&Node> = node.flattened().into_iter().filter(|item| !item.is_null()).collect();
     if items.len() > NEEDS_LIMIT {
         findings.error(&node.place, path, format!("more than {NEEDS_LIMIT} jobs are needed"));
         return None;

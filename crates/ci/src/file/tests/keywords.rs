@@ -354,7 +354,7 @@ fn lists_in_lists_are_flattened_where_gitlab_flattens_them() {
     let file = read_one(
         ".lists: {needs: [b, [c]], services: [t], cache: [{key: l}]}\n\
          b: {script: x}\nc: {script: x}\nd: {script: x, needs: {job: b}}\n\
-         a:\n  script: x\n  needs: [!reference [.lists, needs], [[d]]]\n  services: [s, !reference [.lists, services]]\n  \
+         a:\n  script: x\n  needs: [!reference [.lists, needs], [[d], [~]]]\n  services: [s, !reference [.lists, services]]\n  \
          cache: [!reference [.lists, cache], [{key: k}]]\n",
     )
     .unwrap();
