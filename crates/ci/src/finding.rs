@@ -12,7 +12,7 @@ const FINDINGS_LIMIT: usize = 1_000;
 /// Maximum number of searches for a name that was meant. A search compares with up to a thousand names.
 const SEARCHES_LIMIT: usize = 50;
 
-/// Maximum number of known keys that a message lists.
+/// Maximum number of known keys, and of names of a chain, that a message lists.
 const LISTED_LIMIT: usize = 12;
 
 /// A keyword without effect here.
@@ -271,4 +271,14 @@ pub(crate) fn join(path: &str, key: &str) -> String {
 /// Returns the path of an item.
 pub(crate) fn at_index(path: &str, index: usize) -> String {
     format!("{path}[{index}]")
+}
+
+/// Returns names as a chain. The end of a long one is left out.
+pub(crate) fn chain<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    let mut shown: Vec<_> = names.take(LISTED_LIMIT + 1).map(quote).collect();
+    if shown.len() > LISTED_LIMIT {
+        shown.truncate(LISTED_LIMIT);
+        shown.push("…".into());
+    }
+    shown.join(" → ")
 }

@@ -10,8 +10,8 @@ use super::definition::{self, Definition};
 use super::keyword::{DEFAULT, DEPRECATED, TOP};
 use super::needs::Need;
 use super::rule::{self, Rule};
-use super::{CiFile, NAMES_SHOWN, extends, variables};
-use crate::finding::{Findings, join};
+use super::{CiFile, extends, variables};
+use crate::finding::{Findings, chain, join};
 use crate::node::{Entry, Map, Node};
 use crate::variables::Level;
 
@@ -257,16 +257,6 @@ fn circle(start: usize, edges: &[Vec<usize>], component: &[usize]) -> Option<Vec
         }
     }
     None
-}
-
-/// Returns names as a chain, in which a long one is cut.
-pub(super) fn chain<'n>(names: impl Iterator<Item = &'n str>) -> String {
-    let mut shown: Vec<_> = names.take(NAMES_SHOWN + 1).map(quote).collect();
-    if shown.len() > NAMES_SHOWN {
-        shown.truncate(NAMES_SHOWN);
-        shown.push("…".into());
-    }
-    shown.join(" → ")
 }
 
 /// Returns the variables at the top that a job gets.

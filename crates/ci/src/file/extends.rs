@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use step_runner_lang::diagnostic::Class;
 use step_runner_model::text::quote;
 
-use super::configuration::chain;
-use crate::finding::{Findings, join};
+use crate::finding::{Findings, chain, join};
 use crate::node::{Entry, Map, Node, Place};
 
 /// Maximum number of levels, as in GitLab.

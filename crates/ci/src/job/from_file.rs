@@ -5,7 +5,7 @@ use serde_json::json;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_model::text::quote;
 
-use super::pipeline::{Pipeline, Standing};
+use super::standing::Standing;
 use super::{ArtifactEntry, CacheEntry, Content, Dependency, Job, Message, Work, step_name};
 use crate::file::{AllowFailure, CacheKey, CiFile, Copy, Definition, Image, Look, Need, Rule, first_match};
 use crate::files::Files;
@@ -24,11 +24,6 @@ pub struct Circumstances<'c> {
     pub given: &'c Level,
     /// Variables from the `dotenv` reports of needed jobs.
     pub dotenv: &'c Level,
-}
-
-/// Returns a job by its full name.
-pub fn of_file(file: &CiFile, name: &str, circumstances: &Circumstances<'_>) -> Result<Job, Vec<Diagnostic>> {
-    Pipeline::new(file, circumstances).job(name)
 }
 
 /// A job with all that its variables decide.
