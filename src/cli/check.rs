@@ -7,7 +7,7 @@ mod report;
 
 use std::sync::Arc;
 
-use super::{CommandResult, Verbosity, ci_file, terminal};
+use super::{CommandResult, Verbosity, ci_file, pairs, terminal};
 use crate::error::Exit;
 use crate::lang::ast::{Body, Function, Invocation, Part, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
@@ -41,6 +41,9 @@ pub(super) struct Arguments {
     /// Output format: text for people, one JSON object per finding, or a code quality report for GitLab
     #[arg(long, value_enum, default_value = "human", value_name = "FORMAT")]
     output: ReportFormat,
+    /// An input of the CI files
+    #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_INPUT")]
+    input: Vec<String>,
     /// Also refuse what this program does not know: gitlab, GitLab's own step runner
     #[arg(long, value_enum, value_name = "PROGRAM", env = "STEP_RUNNER_TARGET")]
     target: Option<Target>,
@@ -84,9 +87,10 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
         }
     }
     let (ci_files, functions): (Vec<_>, Vec<_>) = targets.into_iter().partition(is_ci_file);
+    let inputs = pairs::by_name(&arguments.input, "input")?;
     for file in ci_files {
         report.count_file();
-        for (mut findings, text) in ci_file::check(&file.path)? {
+        for (mut findings, text) in ci_file::check(&file.path, &inputs)? {
             arguments.allowed.filter(&mut findings);
             report.add(&findings, text.as_deref())?;
         }

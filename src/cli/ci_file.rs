@@ -33,9 +33,9 @@ pub(super) fn read(
 pub(super) type OfFile = (Vec<Diagnostic>, Option<String>);
 
 /// Returns the findings in a CI file and in what it includes.
-pub(super) fn check(path: &Path) -> Result<Vec<OfFile>, Failure> {
+pub(super) fn check(path: &Path, inputs: &IndexMap<String, String>) -> Result<Vec<OfFile>, Failure> {
     let project = Project::of(&path.to_string_lossy())?;
-    let findings = match read(&project, &project.facts(), &Level::new(), &IndexMap::new()) {
+    let findings = match read(&project, &project.facts(), &Level::new(), inputs) {
         Ok(file) => file.warnings,
         Err(findings) => findings,
     };

@@ -101,6 +101,9 @@ pub(super) struct JobOptions {
 pub(super) trait Jobs {
     /// Makes the request of the next job. `code` is the exit code of the one before.
     fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure>;
+
+    /// True if there is a next one, unless the one before it fails.
+    fn has_next(&self) -> bool;
 }
 
 fn positive_time(text: &str) -> Result<Duration, String> {
@@ -139,10 +142,7 @@ impl JobOptions {
 
     /// Returns the inputs of a CI file, as they are written.
     pub(super) fn texts_of_inputs(&self) -> Result<IndexMap<String, String>, Failure> {
-        let owned = |pair: &String| {
-            split_pair(pair, "input").map(|(name, value)| (name.to_owned(), value.to_owned()))
-        };
-        self.input.iter().map(owned).collect()
+        pairs::by_name(&self.input, "input")
     }
 
     /// Makes the request for a planned job of a CI file. `is_named` is true for the job that the caller named.

@@ -1,5 +1,7 @@
 //! Reads `NAME=VALUE`, and several in one argument, as GitLab's first step runner takes them: `--inputs`, `--job`.
 
+use indexmap::IndexMap;
+
 use crate::error::{Exit, Failure};
 
 /// Splits `NAME=VALUE`. The error never quotes the value.
@@ -7,6 +9,12 @@ pub(super) fn split_pair<'a>(pair: &'a str, option: &str) -> Result<(&'a str, &'
     pair.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         Failure::new(Exit::Usage, format!("--{option} wants NAME=VALUE, with a name before the `=`"))
     })
+}
+
+/// Returns values by name. The last of a name counts.
+pub(super) fn by_name(arguments: &[String], option: &str) -> Result<IndexMap<String, String>, Failure> {
+    let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+    arguments.iter().map(|argument| split_pair(argument, option).map(owned)).collect()
 }
 
 /// Returns all pairs in the arguments of an option. Errors never quote an argument: values may be secrets.

@@ -186,6 +186,10 @@ impl Jobs for OneJob {
     fn next(&mut self, _: Option<u8>) -> Result<Option<Request>, Failure> {
         Ok(self.0.take())
     }
+
+    fn has_next(&self) -> bool {
+        self.0.is_some()
+    }
 }
 
 /// Warns that a daemon elsewhere looks for the local functions of a job among its own files.
@@ -340,17 +344,21 @@ async fn alone(
     let mut request = colored(first, arguments);
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
     let daemon = private::start(arguments.env_base.unwrap_or(env_base), &mut interrupts).await?;
+    let mut is_explained = false;
     let ended = loop {
         let ended = alone_with(&daemon, arguments, &request, &mut interrupts, verbosity).await;
         let Ok(job) = &ended else { break ended };
-        if interrupts.seen().is_some() {
+        if interrupts.seen().is_some() || !jobs.has_next() {
             break ended;
         }
+        // It comes before all that is said of the next one.
+        job.explain(verbosity, Some(&request), &interrupts);
+        is_explained = true;
         match jobs.next(Some(job.code(&interrupts))) {
             Ok(None) => break ended,
             Ok(Some(next)) => {
-                job.explain(verbosity, Some(&request), &interrupts);
                 request = colored(next, arguments);
+                is_explained = false;
             }
             Err(failure) => break Err(failure),
         }
@@ -358,7 +366,9 @@ async fn alone(
     let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
     let ended = ended?;
-    ended.explain(verbosity, Some(&request), &interrupts);
+    if !is_explained {
+        ended.explain(verbosity, Some(&request), &interrupts);
+    }
     keep_known_end(&request, "its private daemon was not ended", gone)?;
     Ok(ended.code(&interrupts))
 }

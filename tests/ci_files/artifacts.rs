@@ -60,6 +60,28 @@ fn needed_jobs_run_first_in_order_and_each_once() {
     let expected = ["build (1 of 4)", "test (2 of 4)", "side (3 of 4)", "both (4 of 4)"];
     assert_eq!(jobs, expected.map(|job| format!("step-runner: job {job}")));
     assert!(ran.stdout.ends_with("two\n"), "{}", ran.stdout);
+    // What became of a job comes before the next one.
+    let allowed = ran.stderr.find("side has failed, which its allow_failure permits\n").unwrap();
+    let summary = ran.stderr.find("exit code  1").unwrap();
+    let next = ran.stderr.find("job both (4 of 4)").unwrap();
+    assert!(summary < allowed && allowed < next, "{}", ran.stderr);
+}
+
+#[test]
+fn a_later_stage_waits_for_all_that_start_by_themselves() {
+    let part = "script: ['echo made > $CI_JOB_NAME.txt'], artifacts: {paths: ['*.txt']}";
+    let scene = Scene::new(&[(
+        ".gitlab-ci.yml",
+        &format!(
+            "stages: [a, b]\nx: {{stage: a, when: always, {part}}}\nby-hand: {{stage: a, when: manual, {part}}}\n\
+             absent: {{stage: a, rules: [], {part}}}\nt: {{stage: b, script: cat x.txt}}\n"
+        ),
+    )]);
+    let alone = scene.job("t", &[]).ends_with(1);
+    assert!(alone.stderr.contains("no artifacts of x, by-hand, so t runs without them: run them first\n"));
+    let ran = scene.job("t", &["--needs"]).ends_with(0);
+    let says = "no artifacts of by-hand, so t runs without them: run it first\n";
+    assert!(ran.stdout.ends_with("made\n") && ran.stderr.contains(says), "{}{}", ran.stdout, ran.stderr);
 }
 
 #[test]

@@ -54,6 +54,31 @@ fn a_list_tells_what_the_rules_say_and_what_cannot_run_here() {
 }
 
 #[test]
+fn a_list_for_programs_tells_what_runs_before_each_job() {
+    let file = "a: {script: x}\nb: {script: x, when: always, needs: [a]}\nc: {script: x, needs: [b]}\n";
+    let scene = Scene::new(&[(".gitlab-ci.yml", file)]);
+    let ran = scene.step_runner(&["run", "--list-jobs", "--output", "json"]).ends_with(0);
+    let jobs: Vec<serde_json::Value> =
+        ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told = |job: &serde_json::Value| format!("{} {} {}", job["pipeline"], job["when"], job["needs"]);
+    let told: Vec<String> = jobs.iter().map(told).collect();
+    assert_eq!(
+        told,
+        ["\"runs\" \"on_success\" []", "\"runs\" \"always\" [\"a\"]", "\"runs\" \"on_success\" [\"b\"]"]
+    );
+}
+
+#[test]
+fn a_check_takes_the_inputs_that_a_run_takes() {
+    let file = "spec: {inputs: {name: }}\n---\na: {script: 'echo $[[ inputs.name ]]'}\n";
+    let scene = Scene::new(&[(".gitlab-ci.yml", file)]);
+    let without = scene.step_runner(&["check", ".gitlab-ci.yml"]).ends_with(1);
+    assert!(without.stdout.contains("the input \"name\" needs a value"), "{}", without.stdout);
+    scene.step_runner(&["check", "--input", "name=x", ".gitlab-ci.yml"]).ends_with(0);
+    scene.step_runner(&["check", "--input", "name", ".gitlab-ci.yml"]).ends_with(2).says("NAME=VALUE");
+}
+
+#[test]
 fn each_part_of_a_matrix_stands_by_its_own_values() {
     let rules =
         "[{if: $OS == \"mac\", when: manual}, {if: $OS == \"linux\", when: never}, {when: on_success}]";

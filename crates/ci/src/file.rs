@@ -11,6 +11,7 @@ mod inputs;
 mod interpolation;
 mod keyword;
 mod needs;
+mod noted;
 mod parallel;
 mod reference;
 mod rule;
@@ -99,7 +100,8 @@ impl CiFile {
             let shown =
                 names.iter().take(NAMES_SHOWN).map(|name| quote(name)).collect::<Vec<_>>().join("\", \"");
             let more = if names.len() > NAMES_SHOWN { " and so on" } else { "" };
-            let message = format!("\"{}\" is a parallel job of {} parts", quote(name), names.len());
+            let parts = if names.len() == 1 { "part" } else { "parts" };
+            let message = format!("\"{}\" is a parallel job of {} {parts}", quote(name), names.len());
             return Err(Box::new(
                 definition.place.error(message).with_help(format!("name one: \"{shown}\"{more}")),
             ));
@@ -117,16 +119,25 @@ impl CiFile {
             Position::START,
             format!("there is no job \"{}\"", quote(name)),
         );
-        let names = || self.jobs.keys().map(String::as_str);
         let help = if name.starts_with('.') {
             "a hidden job is a template for others".to_owned()
-        } else if let Some(meant) = suggest(name, names()) {
+        } else if let Some(meant) = suggest(name, self.names()) {
             format!("did you mean \"{}\"?", quote(meant))
         } else {
-            let shown: Vec<_> = names().take(NAMES_SHOWN).map(quote).collect();
-            format!("jobs: {}", shown.join(", "))
+            self.shown_names()
         };
         Err(Box::new(finding.with_help(help)))
+    }
+
+    /// Returns the names of jobs, without the parts of parallel ones.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.jobs.keys().map(String::as_str)
+    }
+
+    /// Returns the first names as a remedy.
+    fn shown_names(&self) -> String {
+        let shown: Vec<_> = self.names().take(NAMES_SHOWN).map(quote).collect();
+        format!("jobs: {}", shown.join(", "))
     }
 
     /// Returns the full names of all jobs.

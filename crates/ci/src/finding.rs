@@ -12,7 +12,7 @@ const FINDINGS_LIMIT: usize = 1_000;
 /// Maximum number of searches for a name that was meant. A search compares with up to a thousand names.
 const SEARCHES_LIMIT: usize = 50;
 
-/// Maximum number of known keys that a message lists.
+/// Maximum number of known keys, and of names of a chain, that a message lists.
 const LISTED_LIMIT: usize = 12;
 
 /// A keyword without effect here.
@@ -147,7 +147,17 @@ impl Findings {
         if matches!(node.kind, Kind::Reference(_)) {
             return;
         }
-        self.error(&node.place, path, format!("expected {wanted}, this is {}", node.describe()));
+        let finding = node.place.error(format!("expected {wanted}, this is {}", node.describe()));
+        let finding = finding.with_path(path);
+        self.add(match node.kind {
+            Kind::List(_) if wanted.starts_with("a mapping") => {
+                finding.with_help("write KEY: VALUE, without \"- \" before it")
+            }
+            Kind::Map(_) if wanted.starts_with("a list") => {
+                finding.with_help("write \"- \" before each entry")
+            }
+            _ => finding,
+        });
     }
 
     /// Returns a text. Numbers and booleans without quotes are reported: GitLab would change or refuse them.
@@ -199,14 +209,33 @@ impl Findings {
 
     /// Returns the items of a list of texts, or one text as a list.
     pub(crate) fn texts(&mut self, node: &Node, path: &str) -> Option<Vec<String>> {
+        let placed = self.placed_texts(node, path)?;
+        Some(placed.into_iter().map(|(text, _)| text).collect())
+    }
+
+    /// Returns the items of a list of texts. A text alone is reported, as GitLab refuses it.
+    pub(crate) fn list_of_texts(&mut self, node: &Node, path: &str) -> Option<Vec<String>> {
+        if let Kind::Text(_) = node.kind {
+            let help = "put it into a list: [\"…\"]";
+            self.error_with_help(&node.place, path, "expected a list of texts, this is a text", help);
+            return None;
+        }
+        self.texts(node, path)
+    }
+
+    /// Returns the items of a list of texts, or one text as a list, each with its place.
+    pub(crate) fn placed_texts(&mut self, node: &Node, path: &str) -> Option<Vec<(String, Place)>> {
         match &node.kind {
             Kind::List(items) => {
                 let texts: Vec<_> = (items.iter().enumerate())
-                    .map(|(index, item)| self.text(item, &at_index(path, index)))
+                    .map(|(index, item)| {
+                        let text = self.text(item, &at_index(path, index))?;
+                        Some((text, item.place.clone()))
+                    })
                     .collect();
                 texts.into_iter().collect()
             }
-            Kind::Text(text) => Some(vec![text.to_string()]),
+            Kind::Text(text) => Some(vec![(text.to_string(), node.place.clone())]),
             _ => {
                 self.expected(node, path, "a text or a list of texts");
                 None
@@ -242,4 +271,14 @@ pub(crate) fn join(path: &str, key: &str) -> String {
 /// Returns the path of an item.
 pub(crate) fn at_index(path: &str, index: usize) -> String {
     format!("{path}[{index}]")
+}
+
+/// Returns names as a chain. The end of a long one is left out.
+pub(crate) fn chain<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    let mut shown: Vec<_> = names.take(LISTED_LIMIT + 1).map(quote).collect();
+    if shown.len() > LISTED_LIMIT {
+        shown.truncate(LISTED_LIMIT);
+        shown.push("…".into());
+    }
+    shown.join(" → ")
 }

@@ -3,6 +3,8 @@
 mod from_file;
 mod mapping;
 mod payload;
+mod pipeline;
+mod standing;
 
 use std::fmt;
 use std::time::Duration;
@@ -10,9 +12,12 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value as Json};
 use step_runner_model::Variable;
 
-pub use from_file::{Circumstances, Standing, needed, of_file, standing};
+pub use from_file::Circumstances;
 pub use mapping::of_mapping;
 pub use payload::{PayloadError, Secrets, of_payload, secrets_of_payload};
+
+pub use pipeline::{Pipeline, of_file};
+pub use standing::Standing;
 
 use crate::file::Image;
 use crate::settings::Settings;

@@ -124,6 +124,15 @@ impl Node {
         self.as_map()?.get(key).map(|entry| &entry.value).filter(|value| !value.is_null())
     }
 
+    /// Returns the items of a list and of the lists in it, which aliases and references bring. Another value is the only
+    /// item. The depth is bounded by what makes the tree.
+    pub(crate) fn flattened(&self) -> Vec<&Self> {
+        match &self.kind {
+            Kind::List(items) => items.iter().flat_map(Self::flattened).collect(),
+            _ => vec![self],
+        }
+    }
+
     /// Returns the kind of value for messages.
     pub(crate) const fn describe(&self) -> &'static str {
         match self.kind {

@@ -11,7 +11,9 @@ use indexmap::IndexMap;
 use step_runner_model::Variable;
 
 pub(crate) use payload::{PayloadVariable, lenient, of_payload};
-pub use predefined::{CommitFacts, Facts, JobFacts, RepositoryFacts, environment_slug, predefined, slug};
+pub use predefined::{
+    CommitFacts, Facts, JobFacts, RepositoryFacts, environment_slug, environment_tier, predefined, slug,
+};
 use reference::{Piece, pieces, sent};
 
 /// Maximum number of variables, as in a request (variables.md §6).

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use step_runner_ci::file::{self, CiFile, Source};
-use step_runner_ci::job::{self, Circumstances, of_file, standing};
+use step_runner_ci::job::{self, Circumstances, Pipeline, of_file};
 use step_runner_ci::plan::{Images, plan};
 use step_runner_ci::variables::{CommitFacts, Defined, Facts, Level, RepositoryFacts};
 use step_runner_ci::{Files, ReadError};
@@ -138,9 +138,10 @@ fn output(folder: &Path) -> String {
 
 fn list(read: &CiFile, circumstances: &Circumstances<'_>) -> String {
     let mut list = format!("stages: {}\n", read.stages.join(", "));
+    let mut pipeline = Pipeline::new(read, circumstances);
     for job in read.jobs.values() {
         let first = job.full_names().next().unwrap();
-        let standing = match standing(read, first, circumstances) {
+        let standing = match pipeline.standing(first) {
             Ok((standing, _)) => format!("{standing:?}"),
             Err(findings) => lines(&findings),
         };

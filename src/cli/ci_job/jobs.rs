@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::clone::Clone as ProjectClone;
 use super::{CiOptions, Configuration};
 use crate::builtin::ci::store::{ArtifactStore, caches_of};
-use crate::ci::job::{Circumstances, Dependency, Job, needed, of_file, standing};
+use crate::ci::job::{Circumstances, Dependency, Job, Pipeline, Standing, of_file};
 use crate::ci::plan::{Artifacts, Plan, Stores, plan};
 use crate::ci::variables::{Level, dotenv};
 use crate::cli::job::{JobOptions, Jobs, Phrases};
@@ -70,8 +70,7 @@ impl<'c> CiJobs<'c> {
             clone,
         };
         if options.needs {
-            let before = jobs
-                .with(&Level::new(), |circumstances| needed(&jobs.configuration.file, name, circumstances));
+            let before = jobs.in_pipeline(|pipeline| pipeline.needed(name));
             let before = before.map_err(|findings| jobs.configuration.project.refused(&findings))?;
             jobs.order.splice(0..0, before);
         }
@@ -93,6 +92,13 @@ impl<'c> CiJobs<'c> {
     fn with<T>(&self, dotenv: &Level, look: impl FnOnce(&Circumstances<'_>) -> T) -> T {
         let Configuration { project, facts, given, .. } = &self.configuration;
         look(&Circumstances { facts: Some(facts), files: project, given, dotenv })
+    }
+
+    /// Asks about jobs as a pipeline would have them.
+    fn in_pipeline<T>(&self, ask: impl FnOnce(&mut Pipeline<'_>) -> T) -> T {
+        self.with(&Level::new(), |circumstances| {
+            ask(&mut Pipeline::new(&self.configuration.file, circumstances))
+        })
     }
 
     /// Reads a job, with the variables that the jobs it needs have left.
@@ -146,33 +152,51 @@ impl<'c> CiJobs<'c> {
 
     /// Checks that the artifacts of other jobs are there.
     fn check_artifacts(&self, job: &Job) -> Result<(), Failure> {
-        let is_missing = |dependency: &&Dependency| !self.store.files(&dependency.name).is_dir();
-        let names = |is_required: bool| -> Vec<String> {
-            let missing = job.dependencies.iter().filter(is_missing);
-            missing
-                .filter(|found| found.required == is_required)
-                .map(|found| printable(&found.name))
-                .collect()
-        };
-        let (required, others) = (names(true), names(false));
+        let missing = job.dependencies.iter().filter(|found| !self.store.files(&found.name).is_dir());
+        let (required, others): (Vec<_>, Vec<_>) = missing.partition(|found| found.required);
         if !required.is_empty() && !self.options.needs {
             let message = format!(
                 "{} needs the artifacts of {}, which have not run here",
                 printable(&job.name),
-                required.join(", ")
+                listed(&required)
             );
             return Err(
                 Failure::new(Exit::Refused, message).with_remedy("run them first, or let --needs run them")
             );
         }
-        let missing = [required, others].concat();
-        if !missing.is_empty() && !self.verbosity.quiet {
-            terminal::say(&format!(
-                "step-runner: warning: there are no artifacts of {}: without them, run it first or let --needs do so",
-                missing.join(", ")
-            ));
+        if !self.verbosity.quiet {
+            self.tell_missing(job, &[required, others].concat());
         }
         Ok(())
+    }
+
+    /// Warns of artifacts that a job does without. Those of a job that a pipeline would not have are missing there, too.
+    fn tell_missing(&self, job: &Job, missing: &[&Dependency]) {
+        let is_absent = |found: &Dependency, standing: &Standing| !found.required && standing.is_absent();
+        let present: Vec<(&Dependency, Standing)> = self.in_pipeline(|pipeline| {
+            let with_standing = missing.iter().filter_map(|found| {
+                // A job whose rules cannot be evaluated is told of when it is to run.
+                let (standing, _) = pipeline.standing(&found.name).ok()?;
+                Some((*found, standing))
+            });
+            with_standing.filter(|(found, standing)| !is_absent(found, standing)).collect()
+        });
+        if present.is_empty() {
+            return;
+        }
+        let of_needs = present.iter().all(|(_, standing)| standing.starts_by_itself());
+        let them = if present.len() == 1 { "it" } else { "them" };
+        let remedy = match (of_needs, self.options.needs) {
+            (true, true) => String::new(),
+            (true, false) => format!(": run {them} first, or use --needs"),
+            (false, _) => format!(": run {them} first"),
+        };
+        let names: Vec<&Dependency> = present.into_iter().map(|(found, _)| found).collect();
+        terminal::say(&format!(
+            "step-runner: warning: there are no artifacts of {}, so {} runs without them{remedy}",
+            listed(&names),
+            printable(&job.name)
+        ));
     }
 
     /// Makes the request of a job, and removes what it left in an earlier run.
@@ -190,23 +214,29 @@ impl<'c> CiJobs<'c> {
 
     /// True if a failure of the job with this exit code does not count.
     fn may_fail(&self, name: &str, code: u8) -> bool {
-        let file = &self.configuration.file;
-        self.with(&Level::new(), |circumstances| standing(file, name, circumstances))
-            .is_ok_and(|(_, allowed)| allowed.allows(code))
+        self.in_pipeline(|pipeline| pipeline.standing(name)).is_ok_and(|(_, allowed)| allowed.allows(code))
     }
+}
+
+/// Returns the names of jobs for a message.
+fn listed(dependencies: &[&Dependency]) -> String {
+    dependencies.iter().map(|found| printable(&found.name)).collect::<Vec<_>>().join(", ")
 }
 
 impl Jobs for CiJobs<'_> {
     fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure> {
         let Some(name) = self.order.get(self.begun) else { return Ok(None) };
         let before = self.begun.checked_sub(1).and_then(|before| self.order.get(before));
-        if let (Some(before), Some(code @ 1..)) = (before, code)
-            && !self.may_fail(before, code)
-        {
-            let (before, last) =
-                (printable(before), self.order.last().map_or_else(String::new, |name| printable(name)));
-            terminal::say(&format!("step-runner: {before} has failed, so {last} does not start"));
-            return Ok(None);
+        if let (Some(before), Some(code @ 1..)) = (before, code) {
+            let failed = printable(before);
+            if !self.may_fail(before, code) {
+                let last = self.order.last().map_or_else(String::new, |name| printable(name));
+                terminal::say(&format!("step-runner: {failed} has failed, so {last} does not start"));
+                return Ok(None);
+            }
+            if !self.verbosity.quiet {
+                terminal::say(&format!("step-runner: {failed} has failed, which its allow_failure permits"));
+            }
         }
         let count = self.order.len();
         if count > 1 && !self.verbosity.quiet {
@@ -215,5 +245,9 @@ impl Jobs for CiJobs<'_> {
         let request = self.request(name, self.begun + 1 == count)?;
         self.begun += 1;
         Ok(Some(request))
+    }
+
+    fn has_next(&self) -> bool {
+        self.begun < self.order.len()
     }
 }

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use super::{CiOptions, Configuration};
-use crate::ci::job::{Circumstances, Standing, needed, of_file, standing};
+use crate::ci::file::{CiFile, Definition};
+use crate::ci::job::{Circumstances, Pipeline, Standing};
 use crate::ci::plan::plan;
 use crate::ci::variables::Level;
 use crate::cli::states::printable;
@@ -26,12 +27,11 @@ pub(in crate::cli) enum ListFormat {
 }
 
 /// A job in the list.
-struct Listed {
-    name: String,
-    stage: String,
+struct Listed<'f> {
+    name: &'f str,
+    stage: &'f str,
     allow_failure: bool,
     standing: Standing,
-    needs: Vec<String>,
     /// Reasons why it cannot run here.
     cannot: Vec<String>,
 }
@@ -42,24 +42,35 @@ pub(in crate::cli) fn list(
     options: &CiOptions,
     format: ListFormat,
 ) -> Result<(), Failure> {
-    let jobs = listed(configuration, options).map_err(|findings| configuration.project.refused(&findings))?;
-    let text = match format {
-        ListFormat::Table => table(&jobs),
-        ListFormat::Names => names(&jobs),
-        ListFormat::Json => jobs.iter().map(object).collect(),
-    };
-    terminal::print(text.as_bytes())
-}
-
-fn listed(configuration: &Configuration, options: &CiOptions) -> Result<Vec<Listed>, Vec<Diagnostic>> {
     let dotenv = Level::new();
     let Configuration { project, file, facts, given } = configuration;
     let circumstances = Circumstances { facts: Some(facts), files: project, given, dotenv: &dotenv };
+    let mut pipeline = Pipeline::new(file, &circumstances);
+    let text = match format {
+        ListFormat::Table => jobs(file, &mut pipeline, options).map(|jobs| table(&jobs)),
+        ListFormat::Names => Ok(names(file)),
+        ListFormat::Json => objects(file, &mut pipeline, options),
+    };
+    terminal::print(text.map_err(|findings| project.refused(&findings))?.as_bytes())
+}
+
+/// Returns the jobs with the full names of each, in the order of stages.
+fn definitions(file: &CiFile) -> Vec<&Definition> {
+    let mut jobs: Vec<&Definition> = file.jobs.values().collect();
+    jobs.sort_by_key(|job| file.stages.iter().position(|stage| *stage == job.stage));
+    jobs
+}
+
+fn jobs<'f>(
+    file: &'f CiFile,
+    pipeline: &mut Pipeline<'f>,
+    options: &CiOptions,
+) -> Result<Vec<Listed<'f>>, Vec<Diagnostic>> {
     let mut jobs = Vec::new();
-    for definition in file.jobs.values() {
+    for definition in definitions(file) {
         for name in definition.full_names() {
-            let (standing, allowed) = standing(file, name, &circumstances)?;
-            let cannot = match of_file(file, name, &circumstances) {
+            let (standing, allowed) = pipeline.standing(name)?;
+            let cannot = match pipeline.job(name) {
                 Err(findings) => findings.iter().map(reason).collect(),
                 Ok(job) => plan(&job, options.images(), None)
                     .err()
@@ -67,18 +78,10 @@ fn listed(configuration: &Configuration, options: &CiOptions) -> Result<Vec<List
                     .into_iter()
                     .collect(),
             };
-            jobs.push(Listed {
-                name: name.to_owned(),
-                stage: definition.stage.clone(),
-                allow_failure: allowed.is_some(),
-                standing,
-                needs: needed(file, name, &circumstances)?,
-                cannot,
-            });
+            let (stage, allow_failure) = (definition.stage.as_str(), allowed.is_some());
+            jobs.push(Listed { name, stage, allow_failure, standing, cannot });
         }
     }
-    let place = |job: &Listed| file.stages.iter().position(|stage| *stage == job.stage);
-    jobs.sort_by_key(place);
     Ok(jobs)
 }
 
@@ -91,17 +94,19 @@ fn reason(finding: &Diagnostic) -> String {
 fn words(standing: &Standing) -> String {
     match standing {
         Standing::Runs => "starts by itself".to_owned(),
+        Standing::Always => "starts by itself, also after a failure".to_owned(),
         Standing::Waits(when) => when.clone(),
-        Standing::Absent(why) => format!("not in it: {why}"),
+        Standing::Absent(why) => format!("not in it: {}", text::for_people(why)),
     }
 }
 
-fn names(jobs: &[Listed]) -> String {
-    jobs.iter().fold(String::new(), |text, job| text + &printable(&job.name) + "\n")
+fn names(file: &CiFile) -> String {
+    let names = definitions(file).into_iter().flat_map(Definition::full_names);
+    names.fold(String::new(), |text, name| text + &printable(name) + "\n")
 }
 
-fn table(jobs: &[Listed]) -> String {
-    let rows = jobs.iter().map(|job| [printable(&job.name), printable(&job.stage), words(&job.standing)]);
+fn table(jobs: &[Listed<'_>]) -> String {
+    let rows = jobs.iter().map(|job| [printable(job.name), printable(job.stage), words(&job.standing)]);
     let head = ["JOB", "STAGE", "IN A PIPELINE"].map(str::to_owned);
     let rows: Vec<[String; 3]> = std::iter::once(head).chain(rows).collect();
     let width = |column: usize| {
@@ -120,21 +125,35 @@ fn table(jobs: &[Listed]) -> String {
     lines
 }
 
-fn object(job: &Listed) -> String {
+fn objects<'f>(
+    file: &'f CiFile,
+    pipeline: &mut Pipeline<'f>,
+    options: &CiOptions,
+) -> Result<String, Vec<Diagnostic>> {
+    let mut lines = String::new();
+    for job in jobs(file, pipeline, options)? {
+        let needs = pipeline.needs(job.name)?;
+        // Writing to memory does not fail.
+        writeln!(lines, "{}", object(&job, &needs)).ok();
+    }
+    Ok(lines)
+}
+
+fn object(job: &Listed<'_>, needs: &[&str]) -> serde_json::Value {
     let (pipeline, when, why) = match &job.standing {
         Standing::Runs => ("runs", "on_success", None),
+        Standing::Always => ("runs", "always", None),
         Standing::Waits(when) => ("waits", when.as_str(), None),
-        Standing::Absent(why) => ("absent", "never", Some(*why)),
+        Standing::Absent(why) => ("absent", "never", Some(text::for_people(why))),
     };
-    let object = json!({
+    json!({
         "name": job.name,
         "stage": job.stage,
         "pipeline": pipeline,
         "when": when,
         "why": why,
         "allow_failure": job.allow_failure,
-        "needs": job.needs,
+        "needs": needs,
         "cannot_run": job.cannot,
-    });
-    format!("{object}\n")
+    })
 }

@@ -3,7 +3,7 @@
 use step_runner_model::text::quote;
 
 use crate::finding::{Findings, join};
-use crate::node::{Kind, Node, Place};
+use crate::node::{Node, Place};
 
 /// Ends of a job after which something is saved.
 pub(crate) const WHEN: [&str; 3] = ["on_success", "on_failure", "always"];
@@ -79,7 +79,7 @@ pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<A
     }
     let globs = |name: &str, findings: &mut Findings| {
         let node = node.get(name);
-        node.and_then(|node| findings.texts(node, &join(path, name))).unwrap_or_default()
+        node.and_then(|node| findings.list_of_texts(node, &join(path, name))).unwrap_or_default()
     };
     let (paths, exclude) = (globs("paths", findings), globs("exclude", findings));
     let untracked = node.get("untracked").and_then(|node| findings.boolean(node, &join(path, "untracked")));
@@ -144,15 +144,12 @@ pub enum CacheKey {
 
 /// Reads `cache`: a mapping, or a list of at most four.
 pub(super) fn caches(node: &Node, path: &str, findings: &mut Findings) -> Vec<Cache> {
-    let items = match &node.kind {
-        Kind::List(items) => items.as_slice(),
-        _ => std::slice::from_ref(node),
-    };
+    let items = node.flattened();
     if items.len() > CACHES_LIMIT {
         findings.error(&node.place, path, format!("more than {CACHES_LIMIT} caches"));
         return Vec::new();
     }
-    items.iter().filter_map(|item| cache(item, path, findings)).collect()
+    items.into_iter().filter_map(|item| cache(item, path, findings)).collect()
 }
 
 fn cache(node: &Node, path: &str, findings: &mut Findings) -> Option<Cache> {
@@ -165,7 +162,7 @@ fn cache(node: &Node, path: &str, findings: &mut Findings) -> Option<Cache> {
         None => CacheKey::Text("default".to_owned()),
     };
     let list = |name: &str, findings: &mut Findings| {
-        node.get(name).and_then(|node| findings.texts(node, &join(path, name))).unwrap_or_default()
+        node.get(name).and_then(|node| findings.list_of_texts(node, &join(path, name))).unwrap_or_default()
     };
     let policy = node.get("policy").and_then(|node| {
         let path = join(path, "policy");
@@ -213,7 +210,7 @@ fn key(node: &Node, path: &str, findings: &mut Findings) -> Option<CacheKey> {
         );
         return None;
     };
-    let files = findings.texts(list, &join(path, name))?;
+    let files = findings.list_of_texts(list, &join(path, name))?;
     if files.is_empty() || files.len() > 2 {
         findings.error(&list.place, path, "one or two files make the key");
         return None;

@@ -1,7 +1,7 @@
 //! The top of a configuration: keywords, stages, and all jobs (ci.md §2).
 
 use indexmap::IndexMap;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use step_runner_lang::diagnostic::Class;
 use step_runner_model::text::quote;
@@ -11,7 +11,7 @@ use super::keyword::{DEFAULT, DEPRECATED, TOP};
 use super::needs::Need;
 use super::rule::{self, Rule};
 use super::{CiFile, extends, variables};
-use crate::finding::{Findings, join};
+use crate::finding::{Findings, chain, join};
 use crate::node::{Entry, Map, Node};
 use crate::variables::Level;
 
@@ -115,7 +115,7 @@ fn workflow(keywords: &Node, findings: &mut Findings) -> Vec<Rule> {
 }
 
 fn stages(keywords: &Node, findings: &mut Findings) -> Vec<String> {
-    let written = keywords.get("stages").and_then(|node| findings.texts(node, "stages"));
+    let written = keywords.get("stages").and_then(|node| findings.list_of_texts(node, "stages"));
     let written = written.unwrap_or_else(|| DEFAULT_STAGES.iter().map(|stage| (*stage).to_owned()).collect());
     let inner = written.into_iter().filter(|stage| stage != ".pre" && stage != ".post");
     let mut stages = vec![".pre".to_owned()];
@@ -138,22 +138,39 @@ fn check_stages(file: &CiFile, findings: &mut Findings) {
 fn check_needs(file: &CiFile, findings: &mut Findings) {
     let numbers = numbers(file);
     for job in file.jobs.values() {
-        let rules = job.rules.iter().flatten().filter_map(|rule| rule.needs.as_deref());
-        let lists = [job.needs.as_deref(), job.dependencies.as_deref()].into_iter().flatten().chain(rules);
-        for need in lists.flatten() {
-            match numbers.get(need.job.as_str()).and_then(|number| file.jobs.get_index(*number)) {
-                None => check_need(job, need, file, findings),
-                Some((_, other)) => check_order(job, need, other, file, findings),
+        let rules = job.rules.iter().flatten().filter_map(|rule| rule.needs.as_ref());
+        let lists = [("needs", &job.needs), ("dependencies", &job.dependencies)];
+        let lists = lists.into_iter().filter_map(|(keyword, list)| Some((keyword, list.as_ref()?)));
+        for (keyword, list) in lists.chain(rules.map(|needs| ("rules", needs))) {
+            let path = join(&quote(&job.name), keyword);
+            for need in list {
+                match numbers.get(need.job.as_str()).and_then(|number| file.jobs.get_index(*number)) {
+                    None => check_need(need, &path, file, findings),
+                    Some((_, other)) => check_order(job, need, other, &path, file, findings),
+                }
             }
         }
     }
-    for job in circular(file, &numbers) {
-        let message = "the job needs itself, through the jobs that it needs";
-        findings.error(&job.place, &quote(&job.name), message);
+    for job in file.jobs.values() {
+        check_dependencies(job, &numbers, findings);
+    }
+    for circle in circles(file, &numbers) {
+        let Some(job) = circle.first() else { continue };
+        let names = circle.iter().map(|job| job.name.as_str());
+        let message = format!("\"{}\" needs itself: {}", quote(&job.name), chain(names));
+        let path = join(&quote(&job.name), "needs");
+        findings.error_with_help(&job.place, &path, message, "take one of these out of \"needs\"");
     }
 }
 
-fn check_order(job: &Definition, need: &Need, other: &Definition, file: &CiFile, findings: &mut Findings) {
+fn check_order(
+    job: &Definition,
+    need: &Need,
+    other: &Definition,
+    path: &str,
+    file: &CiFile,
+    findings: &mut Findings,
+) {
     let place = |stage: &String| file.stages.iter().position(|known| known == stage);
     if place(&other.stage) > place(&job.stage) {
         let message = format!(
@@ -162,18 +179,31 @@ fn check_order(job: &Definition, need: &Need, other: &Definition, file: &CiFile,
             quote(&other.stage),
             quote(&job.stage)
         );
-        let finding = need.place.error(message).with_path(join(&quote(&job.name), "needs"));
-        findings.add(finding.with_help("name a job of the same or an earlier stage"));
+        let help = "name a job of the same or an earlier stage";
+        findings.error_with_help(&need.place, path, message, help);
     }
 }
 
-fn check_need(job: &Definition, need: &Need, file: &CiFile, findings: &mut Findings) {
+fn check_need(need: &Need, path: &str, file: &CiFile, findings: &mut Findings) {
     if need.optional {
         return;
     }
     let message = format!("there is no job \"{}\"", quote(&need.job));
-    let finding = need.place.error(message).with_path(join(&quote(&job.name), "needs"));
-    findings.add_with_suggestion(finding, &need.job, file.jobs.keys().map(String::as_str), None);
+    let finding = need.place.error(message).with_path(path);
+    findings.add_with_suggestion(finding, &need.job, file.names(), Some(file.shown_names()));
+}
+
+/// Checks that `dependencies` names jobs of `needs` alone, if there are any.
+fn check_dependencies(job: &Definition, numbers: &HashMap<&str, usize>, findings: &mut Findings) {
+    let Some(needs) = job.needs.as_ref().filter(|needs| !needs.is_empty()) else { return };
+    let number = |need: &Need| numbers.get(need.job.as_str());
+    for other in job.dependencies.iter().flatten().filter(|other| number(other).is_some()) {
+        if !needs.iter().any(|need| number(need) == number(other)) {
+            let message = format!("\"{}\" is not in \"needs\"", quote(&other.job));
+            let path = join(&quote(&job.name), "dependencies");
+            findings.error_with_help(&other.place, &path, message, "add it to \"needs\", too");
+        }
+    }
 }
 
 /// Returns the number of each job by its name, and by the full names of its copies.
@@ -186,19 +216,47 @@ fn numbers(file: &CiFile) -> HashMap<&str, usize> {
     numbers
 }
 
-/// Returns the jobs on circles of `needs`.
-fn circular<'f>(file: &'f CiFile, numbers: &HashMap<&str, usize>) -> Vec<&'f Definition> {
+/// Returns one circle of `needs` for all jobs that need each other: from its first job in the file back to it.
+fn circles<'f>(file: &'f CiFile, numbers: &HashMap<&str, usize>) -> Vec<Vec<&'f Definition>> {
     let number = |name: &str| numbers.get(name).copied();
     let edges: Vec<Vec<usize>> = (file.jobs.values())
         .map(|job| job.needs.iter().flatten().filter_map(|need| number(&need.job)).collect())
         .collect();
     let order = crate::variables::order::of(&edges);
-    let component = |node: usize| order.component.get(node).copied();
-    let on_circle = |(node, targets): (usize, &Vec<usize>)| {
-        targets.iter().any(|target| component(*target) == component(node)).then_some(node)
-    };
-    let nodes = edges.iter().enumerate().filter_map(on_circle);
-    nodes.filter_map(|node| file.jobs.get_index(node).map(|(_, job)| job)).collect()
+    let mut told = HashSet::new();
+    let mut circles = Vec::new();
+    for (node, component) in order.component.iter().enumerate() {
+        if !told.contains(component)
+            && let Some(circle) = circle(node, &edges, &order.component)
+        {
+            told.insert(component);
+            circles.push(circle.into_iter().filter_map(|node| Some(file.jobs.get_index(node)?.1)).collect());
+        }
+    }
+    circles
+}
+
+/// Returns the shortest way from a node back to it.
+fn circle(start: usize, edges: &[Vec<usize>], component: &[usize]) -> Option<Vec<usize>> {
+    let mut from: HashMap<usize, usize> = HashMap::new();
+    let mut open = VecDeque::from([start]);
+    while let Some(node) = open.pop_front() {
+        for target in edges.get(node).into_iter().flatten() {
+            if *target == start {
+                let mut way = vec![start, node];
+                while let Some(before) = way.last().and_then(|last| from.get(last)) {
+                    way.push(*before);
+                }
+                way.reverse();
+                return Some(way);
+            }
+            if component.get(*target) == component.get(start) && !from.contains_key(target) {
+                from.insert(*target, node);
+                open.push_back(*target);
+            }
+        }
+    }
+    None
 }
 
 /// Returns the variables at the top that a job gets.

@@ -13,7 +13,7 @@ use super::keyword::{Effect, TOP, effect, names};
 use super::needs::{self, Need};
 use super::parallel::{self, Copy};
 use super::rule::{self, Rule};
-use super::{script, variables};
+use super::{noted, script, variables};
 use crate::duration;
 use crate::finding::{Findings, Noted, join};
 use crate::node::{Kind, Map, Node, Place};
@@ -202,7 +202,10 @@ impl Reader<'_> {
                     let path = quote(self.name);
                     self.findings.error_with_help(&place, &path, message, "write it as a rule");
                 }
-                Some(Effect::Noted) => self.findings.note(keyword.clone(), &place),
+                Some(Effect::Noted) => {
+                    self.findings.note(keyword.clone(), &place);
+                    noted::check(keyword, &entry.value, &self.path(keyword), self.findings);
+                }
                 Some(Effect::Refused(help)) => {
                     let message = format!("\"{keyword}\" cannot be used here");
                     self.findings.refuse(place.error(message).with_path(quote(self.name)).with_help(help));
@@ -261,7 +264,14 @@ impl Reader<'_> {
         let caches = self.with("cache", |node, path, findings| Some(artifacts::caches(node, path, findings)));
         let services =
             self.with("services", |node, path, findings| Some(image::services(node, path, findings)));
-        let allow_failure = self.with("allow_failure", allow_failure).unwrap_or_default();
+        let when = self.with("when", when);
+        if rules.is_none() {
+            noted::check_delay(self.job, when.as_deref(), &job, self.findings);
+        }
+        // As in GitLab, nobody has to start a job that is manual by its own keyword. One that a rule makes manual blocks.
+        let is_manual = when.as_deref() == Some("manual");
+        let unless_said = if is_manual { AllowFailure::All } else { AllowFailure::None };
+        let allow_failure = self.with("allow_failure", allow_failure).unwrap_or(unless_said);
         Definition {
             name: self.name.to_owned(),
             place: key.clone(),
@@ -276,7 +286,7 @@ impl Reader<'_> {
             timeout: self.with("timeout", timeout),
             environment: self.with("environment", environment),
             allow_failure,
-            when: self.with("when", when),
+            when,
             before_script,
             script: script.unwrap_or_default(),
             run,
@@ -291,14 +301,16 @@ impl Reader<'_> {
         }
     }
 
-    /// Checks that the job has exactly one of `script` and `run`.
+    /// Checks that the job has exactly one of `script`, `run` and `trigger`.
     fn check_work(&mut self, key: &Place, script: Option<&[String]>) {
         let job = quote(self.name).into_owned();
         let has = |keyword| self.job.get(keyword).is_some();
-        if has("run") && has("script") {
-            let help = "keep one of them";
-            self.findings.error_with_help(key, &job, "\"run\" and \"script\" exclude each other", help);
-        } else if !has("run") && !has("script") && !has("trigger") && !has("release") {
+        let both = [("run", "script"), ("trigger", "script"), ("trigger", "run")];
+        if let Some((one, other)) = both.into_iter().find(|(one, other)| has(one) && has(other)) {
+            let message = format!("\"{one}\" and \"{other}\" exclude each other");
+            self.findings.error_with_help(key, &job, message, "keep one of them");
+        } else if !["run", "script", "trigger", "release", "extends"].into_iter().any(has) {
+            // A job keeps "extends" only if a part of it is missing, which was reported.
             let finding = key.error("the job has neither \"script\" nor \"run\"").with_path(job);
             let help = "write \"script\"; a name with a dot before it hides a template".to_owned();
             self.findings.add_with_suggestion(finding, self.name, TOP, Some(help));
@@ -335,6 +347,10 @@ fn environment(node: &Node, path: &str, findings: &mut Findings) -> Option<Envir
     }
     let keys = ["name", "url", "action", "deployment_tier", "on_stop", "auto_stop_in", "kubernetes"];
     findings.mapping(node, path, &keys)?;
+    if node.get("name").is_none() {
+        findings.error_with_help(&node.place, path, "it has no name", "write \"name: ENVIRONMENT\"");
+        return None;
+    }
     let text = |name: &str, findings: &mut Findings| {
         node.get(name).and_then(|value| findings.text(value, &join(path, name)))
     };

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use step_runner_lang::diagnostic::Class;
 use step_runner_model::text::quote;
 
-use crate::finding::{Findings, join};
-use crate::node::{Map, Node};
+use crate::finding::{Findings, chain, join};
+use crate::node::{Entry, Map, Node, Place};
 
 /// Maximum number of levels, as in GitLab.
 const LEVELS: usize = 11;
@@ -15,17 +15,15 @@ const LEVELS: usize = 11;
 const WEIGHT_LIMIT: usize = 64 * 1024 * 1024;
 
 /// Returns all jobs with what they extend, in their order. `jobs` are the entries of the configuration that are no
-/// keywords.
+/// keywords. A job keeps `extends` if a part of it is missing, which was reported.
 pub(super) fn apply(jobs: &Map, findings: &mut Findings) -> Map {
-    let mut merger =
-        Merger { jobs, done: HashMap::new(), under_way: Vec::new(), left: WEIGHT_LIMIT, findings };
+    let left = Some(WEIGHT_LIMIT);
+    let mut merger = Merger { jobs, done: HashMap::new(), under_way: Vec::new(), left, findings };
     let mut merged = Map::new();
     for (name, entry) in jobs {
         let merged_job = merger.job(name).map(|(value, _)| value);
-        let value = merged_job.unwrap_or_else(|| without_extends(&entry.value));
-        let mut entry = entry.clone();
-        entry.value = value;
-        merged.insert(name.clone(), entry);
+        let value = merged_job.unwrap_or_else(|| entry.value.clone());
+        merged.insert(name.clone(), Entry { value, ..entry.clone() });
     }
     merged
 }
@@ -35,56 +33,70 @@ struct Merger<'m> {
     /// Merged jobs with their number of levels.
     done: HashMap<&'m str, (Node, usize)>,
     under_way: Vec<&'m str>,
-    left: usize,
+    /// Weight that merged jobs may still take; `None` once they took more.
+    left: Option<usize>,
     findings: &'m mut Findings,
 }
 
 impl Merger<'_> {
-    /// Returns a job with what it extends. `None` if that cannot be found out, or is being found out.
+    /// Returns a job with what it extends. `None` if that is being found out, or takes too much.
     fn job(&mut self, name: &str) -> Option<(Node, usize)> {
         let (name, entry) = self.jobs.get_key_value(name)?;
         if let Some(done) = self.done.get(name.as_str()) {
             return Some(done.clone());
         }
-        let own = without_extends(&entry.value);
-        let mut levels = 1;
-        let merged = match entry.value.get("extends") {
-            None => own,
+        let (merged, levels) = match entry.value.get("extends") {
+            None => (without_extends(&entry.value), 1),
             Some(extends) => {
-                let parents = self.findings.texts(extends, &join(name, "extends")).unwrap_or_default();
                 self.under_way.push(name);
-                let mut base: Option<Node> = None;
-                for parent in parents {
-                    if let Some((parent, below)) = self.parent(&parent, extends, name) {
-                        levels = levels.max(below + 1);
-                        base = Some(base.map_or_else(|| parent.clone(), |base| base.merged(&parent)));
-                    }
-                }
+                let merged = self.merged(name, &entry.value, extends);
                 self.under_way.pop();
-                base.map_or_else(|| own.clone(), |base| base.merged(&own))
+                merged
             }
         };
-        let Some(left) = self.left.checked_sub(merged.weight()) else {
-            self.left = 0;
-            let message = "the jobs take more than 64 MiB after \"extends\"";
-            self.findings.add(entry.key.error_of(Class::Limit, message));
+        let left = self.left?;
+        self.left = left.checked_sub(merged.weight());
+        if self.left.is_none() {
+            let finding =
+                entry.key.error_of(Class::Limit, "the jobs take more than 64 MiB after \"extends\"");
+            self.findings
+                .add(finding.with_help("move what is long in the extended jobs to files, or extend less"));
             return None;
-        };
-        self.left = left;
+        }
         self.done.insert(name, (merged.clone(), levels));
         Some((merged, levels))
     }
 
-    fn parent(&mut self, parent: &str, extends: &Node, name: &str) -> Option<(Node, usize)> {
+    /// Merges a job with its parents, from the first on.
+    fn merged(&mut self, name: &str, job: &Node, extends: &Node) -> (Node, usize) {
         let path = join(name, "extends");
-        if self.under_way.contains(&parent) {
-            let message = format!("\"{}\" extends itself", quote(parent));
-            self.findings.error(&extends.place, &path, message);
+        let own = without_extends(job);
+        let parents = self.findings.placed_texts(extends, &path);
+        let mut is_whole = parents.is_some();
+        let mut levels = 1;
+        let mut base: Option<Node> = None;
+        for (parent, place) in parents.unwrap_or_default() {
+            if let Some((parent, below)) = self.parent(&parent, &place, &path) {
+                levels = levels.max(below + 1);
+                base = Some(base.map_or_else(|| parent.clone(), |base| base.merged(&parent)));
+            } else {
+                is_whole = false;
+            }
+        }
+        let own = if is_whole { own } else { job.clone() };
+        (base.map_or_else(|| own.clone(), |base| base.merged(&own)), levels)
+    }
+
+    fn parent(&mut self, parent: &str, place: &Place, path: &str) -> Option<(Node, usize)> {
+        if let Some(first) = self.under_way.iter().position(|name| *name == parent) {
+            let names = self.under_way.iter().skip(first).copied().chain([parent]);
+            let message = format!("\"{}\" extends itself: {}", quote(parent), chain(names));
+            self.findings.error_with_help(place, path, message, "take one of these out of \"extends\"");
             return None;
         }
         if self.jobs.get(parent).is_none_or(|entry| entry.value.as_map().is_none()) {
             let message = format!("there is no job \"{}\"", quote(parent));
-            let finding = extends.place.error_of(Class::NotFound, message).with_path(path);
+            let finding = place.error_of(Class::NotFound, message).with_path(path);
             let known = self.jobs.keys().map(String::as_str);
             self.findings.add_with_suggestion(finding, parent, known, None);
             return None;
@@ -92,7 +104,7 @@ impl Merger<'_> {
         let found = if self.under_way.len() < LEVELS { Some(self.job(parent)?) } else { None };
         if found.as_ref().is_none_or(|(_, levels)| *levels >= LEVELS) {
             let message = format!("more than {LEVELS} levels of \"extends\"");
-            self.findings.add(extends.place.error_of(Class::Limit, message).with_path(path));
+            self.findings.add(place.error_of(Class::Limit, message).with_path(path));
             return None;
         }
         found

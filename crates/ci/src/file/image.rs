@@ -38,11 +38,11 @@ pub(super) fn image(node: &Node, path: &str, findings: &mut Findings) -> Option<
 
 /// Reads `services`.
 pub(super) fn services(node: &Node, path: &str, findings: &mut Findings) -> Vec<Image> {
-    let Kind::List(items) = &node.kind else {
+    if !matches!(node.kind, Kind::List(_)) {
         findings.expected(node, path, "a list of services");
         return Vec::new();
-    };
-    let items = items.iter().enumerate();
+    }
+    let items = node.flattened().into_iter().enumerate();
     items.filter_map(|(index, item)| read(item, &at_index(path, index), &SERVICE_KEYS, findings)).collect()
 }
 

@@ -9,8 +9,8 @@ use crate::node::{Entry, Kind, Node, Place, Plain};
 use crate::pattern;
 use crate::scalar::{Meaning, meaning};
 
-/// Values of a file's inputs.
-pub(super) type Inputs = IndexMap<String, Node>;
+/// Values of a file's inputs; `None` for one that has none, which was reported.
+pub(super) type Inputs = IndexMap<String, Option<Node>>;
 
 /// Values that a file is given: by `include:inputs`, or as text by the caller.
 pub(super) enum Given<'g> {
@@ -47,9 +47,7 @@ pub(super) fn read(header: &Node, given: &Given<'_>, start: &Place, findings: &m
     let declared = declared.unwrap_or(&none);
     for (name, entry) in declared {
         let path = join("spec.inputs", name);
-        if let Some(value) = input(name, entry, given, start, &path, findings) {
-            inputs.insert(name.clone(), value);
-        }
+        inputs.insert(name.clone(), input(name, entry, given, start, &path, findings));
     }
     undeclared(declared, given, start, findings);
     inputs

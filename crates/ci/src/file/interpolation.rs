@@ -134,7 +134,7 @@ impl Filler<'_> {
             return None;
         };
         if let Some(value) = self.scope.inputs.get(name) {
-            return Some(value.clone());
+            return value.clone();
         }
         let finding = (place.error_of(Class::NotFound, format!("there is no input \"{}\"", quote(name))))
             .with_path(path);

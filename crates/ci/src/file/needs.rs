@@ -29,15 +29,17 @@ pub struct Need {
 
 /// Reads `needs`. The job cannot run here if an entry is about another pipeline.
 pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<Need>> {
-    let Kind::List(items) = &node.kind else {
+    if !matches!(node.kind, Kind::List(_) | Kind::Map(_)) {
         findings.expected(node, path, "a list of jobs");
         return None;
-    };
+    }
+    // GitLab passes over entries that are nothing.
+    let items: Vec<&Node> = node.flattened().into_iter().filter(|item| !item.is_null()).collect();
     if items.len() > NEEDS_LIMIT {
         findings.error(&node.place, path, format!("more than {NEEDS_LIMIT} jobs are needed"));
         return None;
     }
-    let items = items.iter().enumerate();
+    let items = items.into_iter().enumerate();
     let needs: Vec<Need> =
         items.filter_map(|(index, item)| need(item, &at_index(path, index), findings)).collect();
     check_repeated(&needs, path, findings);
@@ -97,7 +99,8 @@ fn need(node: &Node, path: &str, findings: &mut Findings) -> Option<Need> {
 
 /// Reads `dependencies`.
 pub(super) fn dependencies(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<Need>> {
-    let names = findings.texts(node, path)?;
-    let need = |job| Need { job, artifacts: true, optional: false, matrix: None, place: node.place.clone() };
+    findings.list_of_texts(node, path)?;
+    let names = findings.placed_texts(node, path)?;
+    let need = |(job, place)| Need { job, artifacts: true, optional: false, matrix: None, place };
     Some(names.into_iter().map(need).collect())
 }

@@ -5,7 +5,7 @@ use step_runner_model::text::quote;
 
 use super::allow_failure::{AllowFailure, allow_failure};
 use super::needs::{self, Need};
-use super::variables;
+use super::{noted, variables};
 use crate::condition::Condition;
 use crate::finding::{Findings, at_index, join};
 use crate::node::{Kind, Node, Place};
@@ -149,6 +149,9 @@ fn rule(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Rule
     };
     findings.mapping(node, path, keys)?;
     let when = node.get("when").and_then(|when| findings.choice(when, &join(path, "when"), whens));
+    if of == Of::Job {
+        noted::check_delay(node, when.as_deref(), path, findings);
+    }
     let condition = node.get("if").and_then(|node| condition(node, &join(path, "if"), findings));
     let variables = node
         .get("variables")
@@ -159,8 +162,8 @@ fn rule(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Rule
     Some(Rule {
         place: node.place.clone(),
         condition,
-        changes: node.get("changes").and_then(|node| paths(node, &join(path, "changes"), findings)),
-        exists: node.get("exists").and_then(|node| paths(node, &join(path, "exists"), findings)),
+        changes: node.get("changes").and_then(|node| paths(node, &join(path, "changes"), of, findings)),
+        exists: node.get("exists").and_then(|node| paths(node, &join(path, "exists"), of, findings)),
         when,
         allow_failure,
         variables: variables.unwrap_or_default(),
@@ -189,17 +192,18 @@ fn condition(node: &Node, path: &str, findings: &mut Findings) -> Option<Conditi
     }
 }
 
-/// Reads globs: a list, or a mapping with `paths`.
-fn paths(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<String>> {
+/// Reads globs: a list, or a mapping with `paths`. With files of another project the job cannot run here.
+fn paths(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<Vec<String>> {
     let list = if node.as_map().is_some() {
         let map = findings.mapping(node, path, &["paths", "compare_to", "project", "ref"])?;
         if let Some(project) = map.get("project") {
-            findings.error_with_help(
-                &project.key,
-                path,
-                "files of another project need a server",
-                "remove the rule, or copy the files that it looks for",
-            );
+            let finding = (project.key.error("files of another project need a server").with_path(path))
+                .with_help("remove the rule, or copy the files that it looks for");
+            if of == Of::Job {
+                findings.refuse(finding);
+            } else {
+                findings.add(finding);
+            }
         }
         let Some(paths) = node.get("paths") else {
             findings.error(&node.place, path, "it has no \"paths\"");
@@ -209,7 +213,7 @@ fn paths(node: &Node, path: &str, findings: &mut Findings) -> Option<Vec<String>
     } else {
         node
     };
-    let globs = findings.texts(list, path)?;
+    let globs = findings.list_of_texts(list, path)?;
     if globs.len() > PATHS_LIMIT {
         findings.error(&list.place, path, format!("more than {PATHS_LIMIT} paths"));
         return None;

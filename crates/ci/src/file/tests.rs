@@ -14,7 +14,7 @@ use step_runner_lang::diagnostic::Severity;
 use super::*;
 use crate::files::ReadError;
 use crate::files::tests::Texts;
-use crate::job::{Circumstances, needed, of_file};
+use crate::job::{Circumstances, Pipeline, of_file};
 use crate::plan::{Images, plan};
 
 fn read_all(files: &[(&'static str, String)]) -> Result<CiFile, Vec<String>> {
@@ -61,6 +61,33 @@ fn cycles_are_found_wherever_they_are() {
 }
 
 #[test]
+fn a_cycle_is_told_once_with_its_jobs() {
+    let told = errors(
+        "a: {script: x, needs: [d, b]}\nb: {script: x, needs: [c]}\nc: {script: x, needs: [a]}\nd: {script: x}\n\
+         e: {script: x, needs: [e]}",
+    );
+    assert_eq!(
+        told,
+        [
+            "ci.yml:1:1: a.needs: \"a\" needs itself: a → b → c → a (take one of these out of \"needs\")",
+            "ci.yml:5:1: e.needs: \"e\" needs itself: e → e (take one of these out of \"needs\")",
+        ]
+    );
+}
+
+#[test]
+fn what_is_wrong_in_extends_is_told_where_it_is_and_hides_nothing() {
+    let told = errors(".a: {extends: .b}\n.b: {extends: c}\nc: {extends: .a}\nd: {extends: c, script: [5]}");
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(has(&told, "3:14", "extends itself: .a → .b → c → .a"), "{told:?}");
+    assert!(has(&told, "4:26", "quote it"), "{told:?}");
+    let told = errors(".a: {script: x}\nb: {extends: [.a, gone, .a]}");
+    assert!(told.len() == 1 && has(&told, "2:19", "there is no job \"gone\""), "{told:?}");
+    let told = errors("a: {script: x}\nb: {script: x, dependencies: [a, gone]}");
+    assert!(has(&told, "2:34", "b.dependencies: there is no job"), "{told:?}");
+}
+
+#[test]
 fn files_that_include_each_other_end() {
     let files = [("ci.yml", "include: a.yml".to_owned()), ("a.yml", "include: [ci.yml, a.yml]".to_owned())];
     let errors = read_all(&files).unwrap_err();
@@ -98,7 +125,8 @@ fn aliases_references_and_extends_cannot_unfold_into_a_large_tree() {
     for job in 0..100 {
         writeln!(extends, "job{job}: {{extends: .a}}").unwrap();
     }
-    assert!(errors(&extends).iter().any(|error| error.contains("64 MiB after")));
+    let told = errors(&extends);
+    assert!(told.len() == 1 && told[0].contains("64 MiB after"), "{} errors", told.len());
 
     let large = format!("a: {{script: x}}\n#{}", "x".repeat(10 * 1024 * 1024));
     assert!(errors(&large)[0].contains("more than 2 MiB"));
@@ -239,6 +267,7 @@ fn jobs_that_must_run_before_are_in_an_order_and_each_is_there_once() {
     .unwrap();
     let (files, level) = (Texts(BTreeMap::new()), Level::new());
     let circumstances = Circumstances { facts: None, files: &files, given: &level, dotenv: &level };
+    let mut pipeline = Pipeline::new(&file, &circumstances);
     for (job, before) in [
         ("last", &["plain", "one", "two 1/2", "two 2/2", "middle"][..]),
         ("all", &["one", "two 1/2", "two 2/2"]),
@@ -246,9 +275,9 @@ fn jobs_that_must_run_before_are_in_an_order_and_each_is_there_once() {
         ("named", &["by-hand"]),
         ("one", &[]),
     ] {
-        assert_eq!(needed(&file, job, &circumstances).unwrap(), before, "{job}");
+        assert_eq!(pipeline.needed(job).unwrap(), before, "{job}");
     }
-    assert!(needed(&file, "gone", &circumstances).is_err());
+    assert!(pipeline.needed("gone").is_err());
 }
 
 /// Reads and plans every job of a text. Nothing panics, and errors have places.

@@ -52,6 +52,7 @@ fn variable(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<
         let fits = items.iter().any(|item| match &item.kind {
             Kind::Text(option) => **option == *text,
             Kind::Number(option) => *option.value == *text,
+            Kind::Bool(option) => option.value.to_string() == text,
             _ => false,
         });
         if !fits {
@@ -61,7 +62,8 @@ fn variable(node: &Node, path: &str, of: Of, findings: &mut Findings) -> Option<
     Some(Defined { raw: expand == Some(false), ..Defined::expanded(text) })
 }
 
-/// Reads a value. A number is taken as GitLab takes it, with a warning if its text changes.
+/// Reads a value. Numbers and booleans are taken as GitLab takes them, with a warning if their text changes. Nothing is an
+/// empty text.
 fn value(node: &Node, path: &str, findings: &mut Findings) -> Option<String> {
     match &node.kind {
         Kind::Text(text) => {
@@ -71,30 +73,21 @@ fn value(node: &Node, path: &str, findings: &mut Findings) -> Option<String> {
             }
             Some(text.to_string())
         }
-        Kind::Number(number) => {
-            if number.value != number.written {
-                let message = format!("{} is read as {}", number.written, number.value);
-                findings.add(node.place.warning(message).with_path(path).with_help("quote it to keep it"));
-            }
-            Some(number.value.to_string())
-        }
-        Kind::Bool(plain) => {
-            let message = format!("\"{}\" is a boolean, variables are texts", quote(&plain.written));
-            findings.error_with_help(&node.place, path, message, "quote it");
-            None
-        }
-        Kind::Null => {
-            findings.error_with_help(
-                &node.place,
-                path,
-                "the variable has no value",
-                "write \"\" for an empty one",
-            );
-            None
-        }
+        Kind::Number(number) => Some(plain(node, path, &number.value, &number.written, findings)),
+        Kind::Bool(of) => Some(plain(node, path, &of.value.to_string(), &of.written, findings)),
+        Kind::Null => Some(String::new()),
         Kind::List(_) | Kind::Map(_) | Kind::Reference(_) => {
             findings.expected(node, path, "a text");
             None
         }
     }
+}
+
+/// Returns a value without quotes, as YAML reads it.
+fn plain(node: &Node, path: &str, value: &str, written: &str, findings: &mut Findings) -> String {
+    if value != written {
+        let message = format!("{} is read as {value}", quote(written));
+        findings.add(node.place.warning(message).with_path(path).with_help("quote it to keep it"));
+    }
+    value.to_owned()
 }

@@ -1,17 +1,18 @@
 //! One job of a CI file: what its variables decide is decided here (ci.md §2, §3).
 
-use std::collections::HashSet;
-
 use indexmap::IndexMap;
 use serde_json::json;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_model::text::quote;
 
+use super::standing::Standing;
 use super::{ArtifactEntry, CacheEntry, Content, Dependency, Job, Message, Work, step_name};
 use crate::file::{AllowFailure, CacheKey, CiFile, Copy, Definition, Image, Look, Need, Rule, first_match};
 use crate::files::Files;
 use crate::settings::Settings;
-use crate::variables::{Defined, Facts, JobFacts, Level, Resolved, TooLarge, environment_slug, predefined};
+use crate::variables::{
+    Defined, Facts, JobFacts, Level, Resolved, TooLarge, environment_slug, environment_tier, predefined,
+};
 
 /// What the caller knows and gives.
 pub struct Circumstances<'c> {
@@ -25,65 +26,10 @@ pub struct Circumstances<'c> {
     pub dotenv: &'c Level,
 }
 
-/// What the rules say about a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It would be in the pipeline, and start by itself.
-    Runs,
-    /// It would be in the pipeline, but `when` says otherwise: `manual`, `delayed`, `on_failure`, `always`.
-    Waits(String),
-    /// It would not be in the pipeline, for this reason.
-    Absent(&'static str),
-}
-
-/// Returns what the rules say about a job of a file by its full name, and which of its failures do not count.
-pub fn standing(
-    file: &CiFile,
-    name: &str,
-    circumstances: &Circumstances<'_>,
-) -> Result<(Standing, AllowFailure), Vec<Diagnostic>> {
-    let evaluation = Evaluation::of(file, name, circumstances)?;
-    let of_rule = evaluation.rule.and_then(|rule| rule.allow_failure.clone());
-    let allowed = of_rule.unwrap_or_else(|| evaluation.definition.allow_failure.clone());
-    Ok((evaluation.standing(), allowed))
-}
-
-/// Returns a job by its full name.
-pub fn of_file(file: &CiFile, name: &str, circumstances: &Circumstances<'_>) -> Result<Job, Vec<Diagnostic>> {
-    Evaluation::of(file, name, circumstances)?.job(name)
-}
-
-/// Returns the full names of all jobs that must run before a job, in an order in which they can.
-pub fn needed(
-    file: &CiFile,
-    name: &str,
-    circumstances: &Circumstances<'_>,
-) -> Result<Vec<String>, Vec<Diagnostic>> {
-    // Each is entered twice: when it is found, and behind those that it needs. A circle, which rules can make, ends as
-    // well.
-    let mut seen = HashSet::new();
-    let mut order = Vec::new();
-    let mut open = vec![(name.to_owned(), false)];
-    while let Some((job, is_behind)) = open.pop() {
-        if is_behind {
-            order.push(job);
-            continue;
-        }
-        if !seen.insert(job.clone()) {
-            continue;
-        }
-        let direct = Evaluation::of(file, &job, circumstances)?.needed()?;
-        open.push((job, true));
-        open.extend(direct.into_iter().rev().map(|other| (other, false)));
-    }
-    order.pop();
-    Ok(order)
-}
-
 /// A job with all that its variables decide.
-struct Evaluation<'e> {
+pub(super) struct Evaluation<'e> {
     file: &'e CiFile,
-    definition: &'e Definition,
+    pub(super) definition: &'e Definition,
     copy: Option<&'e Copy>,
     circumstances: &'e Circumstances<'e>,
     known: Level,
@@ -116,7 +62,7 @@ impl<'e> Evaluation<'e> {
     }
 
     /// Evaluates a job by its full name.
-    fn of(
+    pub(super) fn of(
         file: &'e CiFile,
         name: &str,
         circumstances: &'e Circumstances<'e>,
@@ -177,25 +123,35 @@ impl<'e> Evaluation<'e> {
         Resolved::new(std::iter::once(&self.known).chain(&self.levels).chain(given))
     }
 
-    fn standing(&self) -> Standing {
+    /// Returns what its own rules say.
+    pub(super) fn standing(&self) -> Standing {
         let never = |rule: &Rule| rule.when.as_deref() == Some("never");
+        let absent = |why: &str| Standing::Absent(why.to_owned());
         if !self.file.workflow.is_empty() && self.workflow.is_none_or(never) {
-            return Standing::Absent("\"workflow:rules\" make no pipeline");
+            return absent("\"workflow:rules\" make no pipeline");
         }
         match (&self.definition.rules, self.rule) {
-            (Some(_), None) => Standing::Absent("none of its rules matches"),
-            (_, Some(rule)) if never(rule) => Standing::Absent("the rule that matches says \"never\""),
+            (Some(_), None) => absent("none of its rules matches"),
+            (_, Some(rule)) if never(rule) => absent("the rule that matches says \"never\""),
             (_, rule) => {
                 let of_rule = rule.and_then(|rule| rule.when.as_deref());
                 match of_rule.or(self.definition.when.as_deref()) {
                     None | Some("on_success") => Standing::Runs,
+                    Some("always") => Standing::Always,
                     Some(when) => Standing::Waits(when.to_owned()),
                 }
             }
         }
     }
 
-    fn job(mut self, name: &str) -> Result<Job, Vec<Diagnostic>> {
+    /// Returns which failures of the job do not count.
+    pub(super) fn allowed(&self) -> AllowFailure {
+        let of_rule = self.rule.and_then(|rule| rule.allow_failure.clone());
+        of_rule.unwrap_or_else(|| self.definition.allow_failure.clone())
+    }
+
+    /// Returns the job. `standing` is its place in a pipeline.
+    pub(super) fn job(mut self, name: &str, standing: Standing) -> Result<Job, Vec<Diagnostic>> {
         let definition = self.definition;
         let limit = |TooLarge(message)| vec![definition.place.error_of(Class::Limit, message)];
         let first = self.resolved().map_err(limit)?;
@@ -227,7 +183,7 @@ impl<'e> Evaluation<'e> {
             phrases: Vec::new(),
             token_prefixes: Vec::new(),
             trace_sections: false,
-            messages: self.messages(&settings),
+            messages: self.messages(standing, &settings),
             variables: variables.to_request(),
             settings,
         })
@@ -267,12 +223,11 @@ impl<'e> Evaluation<'e> {
         let name = variables.fill_in(&environment.name);
         let mut set =
             |name: &str, value: String| drop(self.known.insert(name.to_owned(), Defined::raw(value)));
+        let tier = environment.tier.as_deref().map(|tier| variables.fill_in(tier));
+        set("CI_ENVIRONMENT_TIER", tier.unwrap_or_else(|| environment_tier(&name).to_owned()));
         set("CI_ENVIRONMENT_SLUG", environment_slug(&name));
         set("CI_ENVIRONMENT_NAME", name);
         set("CI_ENVIRONMENT_ACTION", environment.action.clone().unwrap_or_else(|| "start".to_owned()));
-        if let Some(tier) = &environment.tier {
-            set("CI_ENVIRONMENT_TIER", variables.fill_in(tier));
-        }
         if let Some(url) = &environment.url {
             let url = self.resolved()?.fill_in(url);
             self.known.insert("CI_ENVIRONMENT_URL".to_owned(), Defined::raw(url));
@@ -287,14 +242,14 @@ impl<'e> Evaluation<'e> {
             let wanted = needs.iter().filter(|need| need.artifacts);
             wanted.flat_map(|need| self.parts(need)).collect()
         };
-        match (needs, &self.definition.dependencies) {
+        match (needs, self.definition.dependencies.as_deref()) {
             (Some(needs), Some(named)) => {
                 let is_named = |need: &&Need| named.iter().any(|other| other.job == need.job);
                 wanted(&needs.iter().filter(is_named).cloned().collect::<Vec<_>>())
             }
             (Some(needs), None) | (None, Some(needs)) => wanted(needs),
             (None, None) => {
-                let names = self.earlier().flat_map(Definition::full_names);
+                let names = earlier(self.file, self.definition).flat_map(Definition::full_names);
                 names.map(|name| dependency(name, false)).collect()
             }
         }
@@ -303,49 +258,19 @@ impl<'e> Evaluation<'e> {
     /// Returns the artifacts that come of a needed job, if it has any.
     fn parts(&self, need: &Need) -> Vec<Dependency> {
         let has_artifacts = self.file.definition(&need.job).is_some_and(|job| job.artifacts.is_some());
-        let names = self.names(need).into_iter().filter(|_| has_artifacts);
+        let names = names(self.file, need).into_iter().filter(|_| has_artifacts);
         names.map(|name| dependency(name, !need.optional)).collect()
     }
 
-    /// Returns the full names of a needed job.
-    fn names<'n>(&'n self, need: &'n Need) -> Vec<&'n str> {
-        match self.file.jobs.get(&need.job) {
-            Some(job) => names(job, |copy| need.matrix.as_ref().is_none_or(|matrix| copy.is_in(matrix))),
-            None => self.file.definition(&need.job).map(|_| need.job.as_str()).into_iter().collect(),
-        }
+    /// Returns `needs` of the rule that matches, else of the job.
+    pub(super) fn needs(&self) -> Option<&'e [Need]> {
+        self.rule.and_then(|rule| rule.needs.as_deref()).or(self.definition.needs.as_deref())
     }
 
-    fn needs(&self) -> Option<&'e Vec<Need>> {
-        self.rule.and_then(|rule| rule.needs.as_ref()).or(self.definition.needs.as_ref())
-    }
-
-    /// Returns the jobs that must run before: those that `needs` or `dependencies` name, else those of earlier stages that
-    /// have artifacts and start by themselves.
-    fn needed(&self) -> Result<Vec<String>, Vec<Diagnostic>> {
-        if let Some(needs) = self.needs().or(self.definition.dependencies.as_ref()) {
-            return Ok(needs.iter().flat_map(|need| self.names(need)).map(str::to_owned).collect());
-        }
-        let mut needed = Vec::new();
-        for name in self.earlier().flat_map(Definition::full_names) {
-            if standing(self.file, name, self.circumstances)?.0 == Standing::Runs {
-                needed.push(name.to_owned());
-            }
-        }
-        Ok(needed)
-    }
-
-    /// Returns the jobs of earlier stages that have artifacts.
-    fn earlier(&self) -> impl Iterator<Item = &'e Definition> {
-        let stages = &self.file.stages;
-        let place = |stage: &String| stages.iter().position(|other| other == stage);
-        let own = place(&self.definition.stage);
-        self.file.jobs.values().filter(move |job| job.artifacts.is_some() && place(&job.stage) < own)
-    }
-
-    fn messages(&self, settings: &Settings) -> Vec<Message> {
+    fn messages(&self, standing: Standing, settings: &Settings) -> Vec<Message> {
         let mut messages = Vec::new();
-        match self.standing() {
-            Standing::Runs => {}
+        match standing {
+            Standing::Runs | Standing::Always => {}
             Standing::Waits(when) => {
                 messages.push(Message::info(format!(
                     "in a pipeline this job is \"{when}\": here it starts at once"
@@ -376,12 +301,23 @@ fn dependency(name: &str, required: bool) -> Dependency {
     Dependency { name: name.to_owned(), required, details: serde_json::Map::new(), token: None }
 }
 
-/// Returns the full names of a job.
-fn names(job: &Definition, is_wanted: impl Fn(&&Copy) -> bool) -> Vec<&str> {
-    if job.copies.is_empty() {
-        return vec![&job.name];
+/// Returns the full names of a needed job.
+pub(super) fn names<'f>(file: &'f CiFile, need: &'f Need) -> Vec<&'f str> {
+    match file.jobs.get(&need.job) {
+        Some(job) if job.copies.is_empty() => vec![&job.name],
+        Some(job) => {
+            let is_wanted = |copy: &&Copy| need.matrix.as_ref().is_none_or(|matrix| copy.is_in(matrix));
+            job.copies.iter().filter(is_wanted).map(|copy| copy.name.as_str()).collect()
+        }
+        None => file.definition(&need.job).map(|_| need.job.as_str()).into_iter().collect(),
     }
-    job.copies.iter().filter(is_wanted).map(|copy| copy.name.as_str()).collect()
+}
+
+/// Returns the jobs of earlier stages that have artifacts.
+pub(super) fn earlier<'f>(file: &'f CiFile, job: &Definition) -> impl Iterator<Item = &'f Definition> {
+    let place = |stage: &String| file.stages.iter().position(|other| other == stage);
+    let own = place(&job.stage);
+    file.jobs.values().filter(move |other| other.artifacts.is_some() && place(&other.stage) < own)
 }
 
 fn work(definition: &Definition) -> Vec<Work> {

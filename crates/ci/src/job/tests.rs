@@ -7,7 +7,7 @@ use serde_json::json;
 use step_runner_model::text::for_people;
 
 use super::*;
-use crate::file::{CiFile, Source, read};
+use crate::file::{AllowFailure, CiFile, Source, read};
 use crate::files::tests::Texts;
 use crate::variables::{Defined, Facts, Level};
 
@@ -50,7 +50,15 @@ impl Scene {
     }
 
     fn standing(&self, name: &str) -> Standing {
-        standing(&self.file, name, &self.circumstances()).unwrap().0
+        Pipeline::new(&self.file, &self.circumstances()).standing(name).unwrap().0
+    }
+
+    fn allowed(&self, name: &str) -> AllowFailure {
+        Pipeline::new(&self.file, &self.circumstances()).standing(name).unwrap().1
+    }
+
+    fn needed(&self, name: &str) -> Vec<String> {
+        Pipeline::new(&self.file, &self.circumstances()).needed(name).unwrap()
     }
 
     fn variable(&self, job: &str, name: &str) -> Option<String> {
@@ -99,17 +107,16 @@ fn the_first_rule_that_matches_decides() {
         changed: {script: x, rules: [{changes: [src/*.rs]}]}\n";
     let mut scene = Scene::new(text);
     let waits = |when: &str| Standing::Waits(when.to_owned());
-    let (unmatched, never) = (
-        Standing::Absent("none of its rules matches"),
-        Standing::Absent("the rule that matches says \"never\""),
-    );
+    let absent = |why: &str| Standing::Absent(why.to_owned());
+    let (unmatched, never) =
+        (absent("none of its rules matches"), absent("the rule that matches says \"never\""));
     for (name, expected) in [
         ("none", Standing::Runs),
         ("by-hand", waits("manual")),
         ("at-once", Standing::Runs),
         ("of-job", waits("delayed")),
         ("never", never),
-        ("always", waits("always")),
+        ("always", Standing::Always),
         ("no-match", unmatched.clone()),
         ("no-rules", unmatched.clone()),
         ("file", Standing::Runs),
@@ -125,8 +132,8 @@ fn the_first_rule_that_matches_decides() {
     }
     for (workflow, expected) in [
         ("[{if: $CI}]", Standing::Runs),
-        ("[{if: $NONE}]", Standing::Absent("\"workflow:rules\" make no pipeline")),
-        ("[{if: $CI, when: never}]", Standing::Absent("\"workflow:rules\" make no pipeline")),
+        ("[{if: $NONE}]", absent("\"workflow:rules\" make no pipeline")),
+        ("[{if: $CI, when: never}]", absent("\"workflow:rules\" make no pipeline")),
     ] {
         let scene = Scene::new(&format!("workflow: {{rules: {workflow}}}\nj: {{script: x}}"));
         assert_eq!(scene.standing("j"), expected, "{workflow}");
@@ -135,6 +142,28 @@ fn the_first_rule_that_matches_decides() {
     assert!(
         wrong.try_job("j").err().unwrap().contains("correct the variable that holds the regular expression")
     );
+}
+
+#[test]
+fn a_manual_job_may_fail_unless_it_or_its_rule_says_otherwise() {
+    let scene = Scene::new(
+        "by-hand: {script: x, when: manual}\n\
+         counts: {script: x, when: manual, allow_failure: false}\n\
+         ruled: {script: x, rules: [{when: manual}]}\n\
+         both: {script: x, when: manual, rules: [{if: $CI}]}\n\
+         rule-counts: {script: x, when: manual, rules: [{allow_failure: false}]}\n\
+         plain: {script: x}\n",
+    );
+    for (name, expected) in [
+        ("by-hand", AllowFailure::All),
+        ("counts", AllowFailure::None),
+        ("ruled", AllowFailure::None),
+        ("both", AllowFailure::All),
+        ("rule-counts", AllowFailure::None),
+        ("plain", AllowFailure::None),
+    ] {
+        assert_eq!(scene.allowed(name), expected, "{name}");
+    }
 }
 
 #[test]
@@ -200,7 +229,7 @@ fn artifacts_come_of_the_jobs_that_are_named_or_of_earlier_stages() {
     ] {
         assert_eq!(scene.dependencies(job), expected, "{job}");
     }
-    let before = |job: &str| needed(&scene.file, job, &scene.circumstances()).unwrap().join(" ");
+    let before = |job: &str| scene.needed(job).join(" ");
     for (job, expected) in [
         ("ruled", "one two: [p] two: [q] second"),
         ("copy", "two: [q]"),
@@ -210,6 +239,73 @@ fn artifacts_come_of_the_jobs_that_are_named_or_of_earlier_stages() {
     ] {
         assert_eq!(before(job), expected, "{job}");
     }
+}
+
+#[test]
+fn jobs_that_start_by_themselves_run_before_those_of_later_stages() {
+    let part = "stage: a, script: x, artifacts: {paths: [x]}";
+    let scene = Scene::new(&format!(
+        "stages: [a, b]\n\
+         plain: {{{part}}}\nalways: {{{part}, when: always}}\nruled: {{{part}, rules: [{{when: always}}]}}\n\
+         delayed: {{{part}, when: delayed, start_in: 1 day}}\nby-hand: {{{part}, when: manual}}\n\
+         broken: {{{part}, when: on_failure}}\nabsent: {{{part}, rules: []}}\nlast: {{stage: b, script: x}}\n"
+    ));
+    assert_eq!(scene.needed("last"), ["plain", "always", "ruled", "delayed"]);
+}
+
+/// Counts how often rules have looked at the files.
+struct Counted(std::cell::Cell<usize>);
+
+impl crate::files::Files for Counted {
+    fn read(&self, _: &str) -> Result<String, crate::files::ReadError> {
+        Err(crate::files::ReadError::NotFound)
+    }
+
+    fn list(&self) -> Result<Vec<String>, crate::files::ReadError> {
+        self.0.set(self.0.get() + 1);
+        Ok(vec!["a".to_owned()])
+    }
+}
+
+#[test]
+fn the_rules_of_each_job_are_evaluated_once() {
+    let job = |name: &str, stage: &str| {
+        format!(
+            "{name}: {{stage: {stage}, script: x, artifacts: {{paths: [x]}}, rules: [{{exists: [a]}}]}}\n"
+        )
+    };
+    let jobs: String =
+        (0..30).map(|number| job(&format!("j{number}"), ["a", "b", "c"][number / 10])).collect();
+    let scene = Scene::new(&format!("stages: [a, b, c]\n{jobs}"));
+    let files = Counted(std::cell::Cell::new(0));
+    let circumstances = Circumstances { files: &files, ..scene.circumstances() };
+    let mut pipeline = Pipeline::new(&scene.file, &circumstances);
+    for name in scene.file.full_names() {
+        assert_eq!(pipeline.standing(name).unwrap().0, Standing::Runs);
+        assert_eq!(pipeline.needs(name).unwrap().len(), pipeline.needed(name).unwrap().len());
+    }
+    assert_eq!(files.0.get(), 30);
+}
+
+#[test]
+fn an_optional_job_that_the_rules_leave_out_is_not_needed() {
+    let scene = Scene::new(
+        "x: {script: x, artifacts: {paths: [x]}, rules: [{if: $NOPE}]}\n\
+         here: {script: x}\n\
+         y: {script: x, needs: [{job: x, optional: true}, {job: here, optional: true}]}\n\
+         z: {script: x, needs: [x]}\n\
+         after: {script: x, needs: [z]}\n",
+    );
+    assert_eq!((scene.needed("y"), scene.standing("y")), (vec!["here".to_owned()], Standing::Runs));
+    // Who names a job wants it, whatever the rules say.
+    assert_eq!(scene.needed("z"), ["x"]);
+    let Standing::Absent(why) = scene.standing("z") else { panic!("{:?}", scene.standing("z")) };
+    assert_eq!(for_people(&why), "it needs \"x\", which would not be in it");
+    assert_eq!(scene.standing("after"), Standing::Runs);
+    let told = scene.job("z").messages;
+    assert!(
+        told[0].is_warning && told[0].text.starts_with("this job would not be in the pipeline: it needs")
+    );
 }
 
 #[test]
@@ -288,7 +384,7 @@ fn a_cache_or_an_artifact_alone_has_the_defaults_of_gitlab() {
     assert!(scene.job("e").artifacts.is_empty());
     assert_eq!(scene.variable("e", "CI_ENVIRONMENT_ACTION").as_deref(), Some("start"));
     assert_eq!(scene.variable("e", "CI_ENVIRONMENT_SLUG").as_deref(), Some("prod"));
-    assert_eq!(scene.variable("e", "CI_ENVIRONMENT_TIER"), None);
+    assert_eq!(scene.variable("e", "CI_ENVIRONMENT_TIER").as_deref(), Some("production"));
     assert!(scene.try_job("f").err().unwrap().contains("\"\" is no policy of a cache"));
 }
 

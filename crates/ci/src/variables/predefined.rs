@@ -194,6 +194,21 @@ pub fn environment_slug(name: &str) -> String {
     slug + &suffix(name)
 }
 
+/// Parts of names that tell the tier of an environment, as GitLab guesses it. The first tier with a part counts.
+const TIERS: [(&str, &[&str]); 4] = [
+    ("development", &["dev", "review", "trunk"]),
+    ("testing", &["test", "tst", "int", "accept", "acpt", "qa", "qc", "control", "quality"]),
+    ("staging", &["stag", "stg", "model", "modl", "pre", "demo", "non"]),
+    ("production", &["prod", "prd", "live"]),
+];
+
+/// Returns the tier of an environment that does not name one.
+pub fn environment_tier(name: &str) -> &'static str {
+    let name = name.to_ascii_lowercase();
+    let has = |(_, parts): &&(&str, &[&str])| parts.iter().any(|part| name.contains(part));
+    TIERS.iter().find(has).map_or("other", |(tier, _)| tier)
+}
+
 /// Returns the last digits to base 36 of the name's SHA-256, read as a number.
 fn suffix(name: &str) -> String {
     let modulus = 36_u64.pow(SUFFIX);
@@ -232,6 +247,27 @@ mod tests {
             ("12345678901234567/x", "env-1234567890123-tcfnjo"),
         ] {
             assert_eq!(environment_slug(name), slug);
+        }
+    }
+
+    #[test]
+    fn tiers_are_guessed_from_names() {
+        for (name, tier) in [
+            ("production", "production"),
+            ("Prod/eu", "production"),
+            ("live", "production"),
+            ("staging", "staging"),
+            ("stg-1", "staging"),
+            ("nonprod", "staging"),
+            ("pre-production", "staging"),
+            ("qa", "testing"),
+            ("user-acceptance", "testing"),
+            ("integration", "testing"),
+            ("review/test", "development"),
+            ("DEV", "development"),
+            ("customer-portal", "other"),
+        ] {
+            assert_eq!(environment_tier(name), tier, "{name}");
         }
     }
 

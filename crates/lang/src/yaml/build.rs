@@ -277,7 +277,9 @@ impl Builder<'_, '_> {
     fn unknown_tag(&mut self, tag: &RawTag, at: Position) {
         let message = format!("tag \"{}\" is not supported here", text::quote(&tag.original()));
         let error = self.error(Class::Yaml, at, message);
-        self.report(error);
+        // A tag of the caller stands before lists alone.
+        let help = self.own_tag(tag).map(|own| format!("write a list behind it, such as {own} [A, B]"));
+        self.report(Diagnostic { help, ..error });
     }
 
     fn report(&mut self, error: Diagnostic) {

@@ -106,8 +106,10 @@ fn tags_that_the_caller_knows_are_kept_at_lists() {
     let Some(YamlNode { kind: NodeKind::Sequence(items), .. }) = &stream.documents[0] else { panic!() };
     let tags: Vec<_> = items.iter().map(|item| item.tag).collect();
     assert_eq!(tags, [Some("!reference"), Some("!reference"), None]);
-    for text in ["!reference b", "!reference {b: c}", "!other [b]"] {
-        assert_eq!(read_tagged(text).diagnostics.len(), 1, "{text}");
+    let help = Some("write a list behind it, such as !reference [A, B]");
+    for (text, help) in [("!reference b", help), ("!reference {b: c}", help), ("!other [b]", None)] {
+        let told = read_tagged(text).diagnostics;
+        assert_eq!((told.len(), told[0].help.as_deref()), (1, help), "{text}");
     }
 }
 

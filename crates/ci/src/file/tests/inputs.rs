@@ -54,6 +54,13 @@ fn values_have_the_types_that_are_declared() {
 }
 
 #[test]
+fn an_input_without_a_value_is_told_once() {
+    let line = "\"$[[ inputs.i ]]\", after_script: \"= $[[ inputs.i | posix_escape ]]\"";
+    let told = script("{i: {type: boolean}}", line, &[]).unwrap_err();
+    assert!(told.len() == 1 && told[0].contains("the input \"i\" needs a value"), "{told:?}");
+}
+
+#[test]
 fn values_that_do_not_fit_are_told() {
     for (declared, given, part) in [
         ("{type: number}", "x", "the input is of type number, the value is a text"),

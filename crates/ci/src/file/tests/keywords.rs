@@ -91,7 +91,7 @@ fn keywords_without_effect_are_noted_and_those_that_are_null_are_not_there() {
 #[test]
 fn values_are_taken_in_each_of_their_forms() {
     let found = job(
-        "script: x, artifacts: {paths: p, exclude: [e, f], untracked: true, when: on_failure, name: n, reports: {dotenv: [d]}}",
+        "script: x, artifacts: {paths: [p], exclude: [e, f], untracked: true, when: on_failure, name: n, reports: {dotenv: [d]}}",
     );
     let artifacts = found.artifacts.unwrap();
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
@@ -109,7 +109,7 @@ fn values_are_taken_in_each_of_their_forms() {
         let found = job(&format!("script: x, cache: {{key: {text}, paths: [p]}}"));
         assert_eq!(found.caches[0].key, CacheKey::Text(key.to_owned()));
     }
-    let caches = job("script: x, cache: [{paths: p, untracked: true, policy: pull, fallback_keys: [f], when: always}, {key: {files_commits: [a, b], prefix: q}}]").caches;
+    let caches = job("script: x, cache: [{paths: [p], untracked: true, policy: pull, fallback_keys: [f], when: always}, {key: {files_commits: [a, b], prefix: q}}]").caches;
     assert_eq!(caches[0].key, CacheKey::Text("default".to_owned()));
     assert!(caches[0].untracked && !caches[1].untracked);
     assert_eq!((caches[0].policy.as_deref(), caches[0].when.as_deref()), (Some("pull"), Some("always")));
@@ -195,19 +195,57 @@ fn values_that_are_none_are_told_with_their_remedy() {
         ("script: x, rules: [{if: $A ==}]", "the expression ends too early at the end"),
         ("script: x, rules: [{if: $A = b}]", "\"=\" means nothing here at \"= b\""),
         ("script: x, rules: [{changes: {compare_to: main}}]", "it has no \"paths\""),
-        (
-            "script: x, rules: [{exists: {paths: [a], project: g/p}}]",
-            "files of another project need a server",
-        ),
         ("script: x, rules: [{exists: ['[b-a]']}]", "not a regular expression"),
         ("script: x, variables: {A: {value: b, description: c}}", "unknown key \"description\""),
-        ("script: x, variables: {A: ~}", "the variable has no value"),
-        ("script: x, variables: {A: on}", "\"on\" is a boolean, variables are texts"),
         ("script: x, variables: {A: [b]}", "expected a text, this is a list"),
         ("script: x, variables: {A=B: c}", "cannot be the name of a variable"),
         ("script: x, inherit: {default: 5}", "expected a text or a list of texts"),
         ("script: x, extends: b", "there is no job \"b\""),
     ]);
+}
+
+#[test]
+fn files_of_another_project_refuse_the_job_whose_rule_looks_at_them() {
+    let rules = "rules: [{exists: {paths: [a], project: g/p}}]";
+    let file = read_one(&format!("a: {{script: x, {rules}}}\nb: {{script: x}}")).unwrap();
+    assert!(file.jobs["a"].refused[0].message.contains("files of another project need a server"));
+    assert!(file.jobs["b"].refused.is_empty());
+    let errors = errors(&format!("workflow: {{{rules}}}\nb: {{script: x}}"));
+    assert!(has(&errors, "1:42", "files of another project"), "{errors:?}");
+}
+
+#[test]
+fn values_that_a_server_refuses_are_refused_here() {
+    let list = "expected a list of texts, this is a text (put it into a list: [\"…\"])";
+    are_refused(&[
+        ("script: x, artifacts: {paths: x}", list),
+        ("script: x, artifacts: {exclude: x}", list),
+        ("script: x, cache: {paths: x}", list),
+        ("script: x, cache: {key: {files: x}}", list),
+        ("script: x, rules: [{changes: x}]", list),
+        ("script: x, rules: [{exists: {paths: x}}]", list),
+        ("script: x, dependencies: x", list),
+        ("script: x, tags: x", list),
+        ("script: x, tags: [5]", "quote it"),
+        ("script: x, only: main", "expected a list of conditions, or a mapping"),
+        ("script: x, retry: 3", "a.retry: expected a whole number from 0 to 2"),
+        ("script: x, retry: {max: 5}", "a.retry.max: expected a whole number from 0 to 2"),
+        ("script: x, retry: {count: 1}", "unknown key \"count\""),
+        ("script: x, interruptible: maybe", "expected true or false"),
+        ("script: x, coverage: total", "write it between slashes"),
+        ("script: x, when: delayed", "\"delayed\" needs a time"),
+        ("script: x, when: delayed, start_in: soon", "it is no duration"),
+        ("script: x, when: manual, start_in: 1h", "\"start_in\" is for \"when: delayed\""),
+        ("script: x, rules: [{when: delayed}]", "\"delayed\" needs a time"),
+        ("script: x, rules: [{start_in: 1h}]", "\"start_in\" is for \"when: delayed\""),
+        ("script: x, rules: [{when: delayed, start_in: soon}]", "it is no duration"),
+        ("script: x, environment: {url: x}", "it has no name"),
+        ("script: x, trigger: g/p", "\"trigger\" and \"script\" exclude each other"),
+    ]);
+    let told = errors("b: {script: x}\nc: {script: x}\na: {script: x, needs: [c], dependencies: [b]}");
+    assert!(has(&told, "3:43", "\"b\" is not in \"needs\""), "{told:?}");
+    let fine = "tags: [$T], only: {refs: [main]}, except: [tags], retry: {max: 2, when: always}, interruptible: no, coverage: '/a/'";
+    assert_eq!(job(&format!("script: x, {fine}, when: delayed, start_in: 30 minutes")).noted.len(), 8);
 }
 
 #[test]
@@ -312,6 +350,40 @@ fn a_job_is_needed_once_but_for_combinations_of_its_matrix() {
 }
 
 #[test]
+fn lists_in_lists_are_flattened_where_gitlab_flattens_them() {
+    let file = read_one(
+        ".lists: {needs: [b, [c]], services: [t], cache: [{key: l}]}\n\
+         b: {script: x}\nc: {script: x}\nd: {script: x, needs: {job: b}}\n\
+         a:\n  script: x\n  needs: [!reference [.lists, needs], [[d], [~]]]\n  services: [s, !reference [.lists, services]]\n  \
+         cache: [!reference [.lists, cache], [{key: k}]]\n",
+    )
+    .unwrap();
+    let job = &file.jobs["a"];
+    let needs: Vec<&str> = job.needs.iter().flatten().map(|need| need.job.as_str()).collect();
+    let services: Vec<&str> = job.services.iter().map(|service| service.name.as_str()).collect();
+    let keys: Vec<&CacheKey> = job.caches.iter().map(|cache| &cache.key).collect();
+    let text = |key: &str| CacheKey::Text(key.to_owned());
+    assert_eq!((needs, services), (vec!["b", "c", "d"], vec!["s", "t"]));
+    assert_eq!(keys, [&text("l"), &text("k")]);
+    assert_eq!(file.jobs["d"].needs.as_ref().map(Vec::len), Some(1));
+    are_refused(&[
+        ("script: x, cache: [[{}, {}], [{}, {}, {}]]", "more than 4 caches"),
+        ("script: x, extends: [[b]]", "expected a text, this is a list"),
+    ]);
+}
+
+#[test]
+fn variables_are_texts_of_what_yaml_reads() {
+    let found = job("script: x, variables: {A: true, B: on, C: , D: {value: no}, E: {value: ~}, F: \"off\"}");
+    let values: Vec<&str> = found.variables.values().map(|defined| defined.value.as_str()).collect();
+    assert_eq!(values, ["true", "true", "", "false", "", "off"]);
+    let of_input = read_one(
+        "spec: {inputs: {i: {type: boolean, default: false}}}\n---\na: {script: x, variables: {A: \"$[[ inputs.i ]]\"}}",
+    );
+    assert_eq!(of_input.unwrap().jobs["a"].variables["A"].value, "false");
+}
+
+#[test]
 fn only_and_except_do_not_stand_beside_rules() {
     are_refused(&[
         ("script: x, rules: [{when: always}], only: [main]", "\"only\" cannot stand beside \"rules\""),
@@ -324,15 +396,20 @@ fn only_and_except_do_not_stand_beside_rules() {
 #[test]
 fn variables_at_the_top_have_options_and_keep_their_dollars() {
     let file = read_one(
-        "variables: {A: {value: b, description: d, options: [a, b]}, N: {value: 5, options: [5, 6]}, R: {value: $A, expand: false}, E: {expand: true}, F: 1.5}\na: {script: x}",
+        "variables: {A: {value: b, description: d, options: [a, b]}, N: {value: 5, options: [5, 6]}, T: {value: true, options: [true, false]}, R: {value: $A, expand: false}, E: {expand: true}, F: 1.5}\na: {script: x}",
     )
     .unwrap();
     let values: Vec<(&str, bool)> =
         file.variables.values().map(|found| (found.value.as_str(), found.raw)).collect();
-    assert_eq!(values, [("b", false), ("5", false), ("$A", true), ("", false), ("1.5", false)]);
+    assert_eq!(
+        values,
+        [("b", false), ("5", false), ("true", false), ("$A", true), ("", false), ("1.5", false)]
+    );
     assert!(file.warnings.is_empty());
-    let changed = read_one("variables: {A: 1.10}\na: {script: x}").unwrap();
+    let changed = read_one("variables: {A: 1.10, B: yes, C: true}\na: {script: x}").unwrap();
     assert!(changed.warnings[0].to_string().contains("1.10 is read as 1.1"), "{:?}", changed.warnings);
+    assert!(changed.warnings[1].to_string().contains("yes is read as true"), "{:?}", changed.warnings);
+    assert_eq!(changed.warnings.len(), 2);
     for text in ["{value: c, options: [a, b]}", "{value: c, options: [5, [c]]}", "{value: 7, options: [5]}"] {
         let errors = errors(&format!("variables: {{A: {text}}}\na: {{script: x}}"));
         assert!(errors[0].contains("the value is none of the options"), "{text}: {errors:?}");
