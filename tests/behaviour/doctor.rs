@@ -196,3 +196,15 @@ fn a_socket_is_told_by_what_is_behind_it() {
     let expected = if rustix::process::geteuid().is_root() { "ok" } else { "error" };
     assert_eq!(look("closed/s")["state"], expected);
 }
+
+/// The daemon of this environment would refuse jobs, so doctor must say so, and no earlier than the daemon.
+#[test]
+fn the_space_that_is_needed_is_that_of_the_setting_in_force() {
+    let folder = tempfile::tempdir().unwrap();
+    for (limit, is_refused) in [("8000000TiB", true), ("1KiB", false), ("nonsense", false)] {
+        let environment = [("STEP_RUNNER_STATE_LIMIT", limit)];
+        let answer = checks(&doctor(folder.path(), &["--output", "json"], &environment));
+        let found = said(check(&answer, "state_folder")).to_owned();
+        assert_eq!(found.contains("refused as disk_full"), is_refused, "{limit}: {found}");
+    }
+}

@@ -1,5 +1,6 @@
 //! Checks of the daemon's folders and of its socket.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::Finding;
-use crate::config::Config;
+use crate::config::{Config, Layers};
 use crate::error::Chain;
 use crate::net::{self, Socket};
 use crate::process::access;
@@ -139,6 +140,16 @@ fn may_write(folder: &Path) -> io::Result<()> {
     Ok(access::check(folder, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
+/// Returns the space that a daemon with this environment keeps free. One that cannot start tells its own mistakes.
+fn state_limit() -> u64 {
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let env = std::env::vars_os().filter_map(text).collect();
+    let layers = Layers { file: None, env, options: Vec::new() };
+    Config::load(&layers)
+        .map_or_else(|_| Config::default().state_limit.0, |loaded| loaded.config.state_limit.0)
+}
+
 /// Checks that a folder can be written and has space. A missing state folder is fine if it can be made.
 fn folder(name: &'static str, folder: &Path) -> Finding {
     let option = if name == "state_folder" { OTHER_STATE } else { "set TMPDIR to another folder" };
@@ -164,7 +175,7 @@ fn folder(name: &'static str, folder: &Path) -> Finding {
     if space.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Finding::broken(name, format!("{found}, mounted read-only"), option);
     }
-    if bytes < Config::default().state_limit.0 {
+    if bytes < state_limit() {
         return Finding::broken(
             name,
             format!("{found}: jobs are refused as disk_full"),
