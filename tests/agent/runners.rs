@@ -69,6 +69,14 @@ fn a01_register_writes_an_entry_once_the_server_has_accepted_it() {
         &fs::metadata(scene.path("agent.toml")).unwrap().permissions(),
     );
     assert_eq!(mode & 0o777, 0o600);
+    let written = scene.config();
+    let output = scene.register(&["--token-file", "runner"]);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("has this runner already, as the entry \"shell\""), "{}", said(&output));
+    assert_eq!(scene.config(), written);
+    scene.gitlab.fault("POST /runners", 1, Fault::Answer(Answer::status(400)));
+    let output = scene.register(&["--registration-token-file", "registration"]);
+    assert!(said(&output).contains("the server refuses the options"), "{}", said(&output));
 }
 
 #[test]

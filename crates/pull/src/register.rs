@@ -30,6 +30,14 @@ pub enum RegisterFailure {
         /// Its words.
         message: String,
     },
+    /// It refuses what it was asked for, whatever the token.
+    #[error("{url}: the server refuses the options: {message}")]
+    Options {
+        /// The server.
+        url: String,
+        /// Its words.
+        message: String,
+    },
     /// It does not take registration tokens any more.
     #[error(
         "{url}: registration tokens are switched off there: create a runner, and register its token with --token-file"
@@ -174,7 +182,8 @@ impl Registry {
             }
             status if wanted.contains(&status) => Ok(response),
             410 => Err(RegisterFailure::Gone { url }),
-            400 | 401 | 403 | 422 => Err(RegisterFailure::Refused { url, message }),
+            400 => Err(RegisterFailure::Options { url, message }),
+            401 | 403 | 422 => Err(RegisterFailure::Refused { url, message }),
             _ => Err(RegisterFailure::NotApi { url, message }),
         }
     }

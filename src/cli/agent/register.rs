@@ -195,6 +195,9 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
     let url = options::base(arguments.url.as_deref().unwrap_or_default())?;
     let way = Way::of(&arguments)?;
     let mut file = Locked::take(&config)?;
+    if let Way::Verify(token) = &way {
+        is_new(&file, &config, &url, token)?;
+    }
     let files = TlsFiles { authorities: arguments.tls_ca_file.clone(), identity: None };
     let address = Address::parse(arguments.address.as_deref());
     let about = info(&[], address.is_ok_and(|address| address.is_provider()));
@@ -391,6 +394,22 @@ async fn undone(failure: Failure, registry: &Registry, token: &Token, url: &Base
             ));
             failure.with_remedy("delete the runner in GitLab")
         }
+    }
+}
+
+/// Refuses a runner that has an entry already.
+fn is_new(file: &Locked, config: &Path, url: &Base, token: &Token) -> Result<(), Failure> {
+    if file.text.trim().is_empty() {
+        return Ok(());
+    }
+    match file.config()?.entries.iter().find(|entry| entry.url == *url && entry.token == *token) {
+        Some(entry) => {
+            let text =
+                format!("{} has this runner already, as the entry \"{}\"", config.display(), entry.name);
+            Err(Failure::new(Exit::Configuration, text)
+                .with_remedy("start it with `step-runner agent`, or create another runner in GitLab"))
+        }
+        None => Ok(()),
     }
 }
 
