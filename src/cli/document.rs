@@ -11,7 +11,7 @@ use super::ci_file;
 use super::findings::{not_utf8, refused};
 use super::inputs;
 use super::inputs::Untyped;
-use super::made::{beginning_of, escape, is_reference, shown};
+use super::made::{beginning_of, escape, is_reference, name_of, shown};
 use super::misnamed::rename;
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Body, Invocation, Reference, Step};
@@ -69,7 +69,7 @@ pub(super) fn read(
         Err(_) if is_reference(target) => {
             let document = from_reference(target, inputs)?;
             if let Some(check) = check {
-                check.reference(target, &document.text)?;
+                check.reference(&document.name, &document.text)?;
             }
             Ok(document)
         }
@@ -147,7 +147,7 @@ fn from_reference(reference: &str, inputs: &[String]) -> Result<Document, Failur
     } else {
         format!("{begin}, \"inputs\": {{{}}}}}]", given.join(", "))
     };
-    Ok(Document { text, name: reference.to_owned(), inputs: Vec::new() })
+    Ok(Document { text, name: name_of(reference), inputs: Vec::new() })
 }
 
 /// Returns the local references in the steps of a document, normalised.

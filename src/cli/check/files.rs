@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::findings::not_utf8;
+use super::super::made::{is_reference, name_of};
 use super::super::misnamed::{misnamed, rename};
 use crate::lang::ast::{Function, Reference};
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
@@ -72,6 +73,8 @@ pub(super) fn of_argument(argument: &str) -> Result<Vec<CheckedFile>, Diagnostic
 
 fn unreadable(shown: &str, error: &std::io::Error) -> Diagnostic {
     let class = if error.kind() == std::io::ErrorKind::NotFound { Class::NotFound } else { Class::Io };
+    // People give references, too, which may hold a password.
+    let shown = if is_reference(shown) { name_of(shown) } else { shown.to_owned() };
     Diagnostic::error(class, &Arc::from(shown), Position::START, format!("cannot read it: {error}"))
 }
 

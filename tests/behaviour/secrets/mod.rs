@@ -452,6 +452,27 @@ fn fault_38_no_excerpt_shows_the_password_of_a_url_or_a_value_that_the_job_made_
     }
 }
 
+/// The document that is made of a reference has a name, which stands in messages and in the job's log.
+#[test]
+fn fault_38_a_reference_on_the_command_line_shows_its_login_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    for reference in [
+        format!("http://user:{CANARY}@127.0.0.1:1/g/r.git@v1"),
+        format!("http://{CANARY}@127.0.0.1:1/g/r.git@v1"),
+        format!("http://user:{CANARY}@127.0.0.1:1/g/r.git@"),
+        format!("ssh://user:{CANARY}@127.0.0.1/g/r.git@v1"),
+        format!("user:{CANARY}@127.0.0.1/g"),
+    ] {
+        for words in [&["run"][..], &["run", "--dry-run"], &["run", "--output", "json"], &["check"]] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+            let output = command.args(words).arg(&reference).current_dir(dir.path()).output().unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said);
+            assert!(said.contains("127.0.0.1") && !said.contains(CANARY), "{words:?} {reference}: {said}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn fault_38_a_crash_leaves_no_core_dump() {
     let mut daemon = Daemon::start();
