@@ -98,15 +98,44 @@ async fn fault_02_nobody_escapes_the_reaper() {
     nobody_escapes(daemon, "off", "a reaper holds the processes of each job").await;
 }
 
+/// True if control groups can be made here. Else says that the test is skipped.
+fn has_groups(test: &str) -> bool {
+    let hosts = ["/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs"];
+    let has = hosts.iter().any(|path| std::fs::OpenOptions::new().append(true).open(path).is_ok());
+    if !has {
+        parts::skipped(test, "writable cgroup v2");
+    }
+    has
+}
+
 #[tokio::test]
 async fn fault_02_nobody_escapes_the_cgroup() {
-    let hosts = ["/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs"];
-    let writable = |path: &&&str| std::fs::OpenOptions::new().append(true).open(path).is_ok();
-    if hosts.iter().find(writable).is_none() {
-        return parts::skipped("fault_02_nobody_escapes_the_cgroup", "writable cgroup v2");
+    if !has_groups("fault_02_nobody_escapes_the_cgroup") {
+        return;
     }
     let daemon = Setup::new().option("cgroup", "on").option("cancel-grace", "200ms").start();
     nobody_escapes(daemon, "on", "a control group holds the processes of each job").await;
+}
+
+/// Nothing but its group tells whose it is.
+#[tokio::test]
+async fn fault_78_a_process_without_signs_in_the_group_of_a_dead_keeper_is_killed() {
+    if !has_groups("fault_78_a_process_without_signs_in_the_group_of_a_dead_keeper_is_killed") {
+        return;
+    }
+    let daemon = Setup::new().option("cgroup", "on").start();
+    let client = daemon.client().await;
+    let hidden = daemon.file("hidden");
+    let hides = format!(
+        "(env -i setsid sh -c 'env -i setsid sh -c \"echo \\$\\$ > {}; exec sleep 600\" & exit 0' &)\nexec sleep 600",
+        hidden.display()
+    );
+    client.run("1", &hides).await;
+    let hidden = pid_in(&hidden).await;
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    let status = client.reaches("1", "it ends", |status| status.finished).await;
+    assert_eq!((status.state(), status.exit_code), (State::Interrupted, -4));
+    until("nothing is left", || !is_alive(hidden)).await;
 }
 
 #[tokio::test]

@@ -97,7 +97,7 @@ pub fn groups(directory: BorrowedFd<'_>) -> Vec<PathBuf> {
     identity(directory).map(|identity| identity.cgroups).unwrap_or_default()
 }
 
-/// Removes those groups whose keeper is dead, if nothing lives in them.
+/// Kills what is in those groups whose keeper is dead, and removes them.
 pub fn remove_groups(groups: &[PathBuf]) {
     for group in groups {
         cgroup::remove_dead(group);
