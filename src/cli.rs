@@ -63,6 +63,7 @@ mod terminal;
 mod tests;
 mod text;
 mod text_file;
+mod time;
 mod view;
 mod wait;
 mod watch;

@@ -9,7 +9,7 @@ pub(super) mod verify;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{CommandResult, in_runtime};
+use super::{CommandResult, in_runtime, time};
 use crate::agent::scheduler::Once;
 use crate::config::Config;
 use crate::error::{Exit, Failure};
@@ -40,16 +40,9 @@ pub(super) struct Arguments {
     #[arg(long, env = "STEP_RUNNER_AGENT_ONCE")]
     once: bool,
     /// How long to wait for that job; 0 asks once [default: until one comes]
-    #[arg(long, value_name = "TIME", requires = "once", value_parser = wait_time,
+    #[arg(long, value_name = "TIME", requires = "once", value_parser = time::any,
           env = "STEP_RUNNER_AGENT_WAIT")]
     wait: Option<Duration>,
-}
-
-fn wait_time(text: &str) -> Result<Duration, String> {
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    humantime::parse_duration(text).map_err(|_| "write a time such as 90s or 1h 30m, or 0".to_owned())
 }
 
 pub(super) fn execute(arguments: Arguments) -> CommandResult {

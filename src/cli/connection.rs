@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::{Verbosity, terminal};
+use crate::cli::{Verbosity, terminal, time};
 use crate::client::{Address, AddressError, Client, Options};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
@@ -36,14 +36,14 @@ pub(super) struct ConnectionOptions {
     #[arg(long, value_name = "PATH", conflicts_with = "address")]
     socket: Option<PathBuf>,
     /// How long to wait for a daemon that is not there yet, or full
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time::any,
           env = "STEP_RUNNER_CONNECT_TIMEOUT")]
     connect_timeout: Duration,
     /// Wait for a daemon whose socket is not there yet, as run and submit do
     #[arg(long, env = "STEP_RUNNER_WAIT")]
     wait: bool,
     /// How long to try to restore a broken connection
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration,
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = time::any,
           env = "STEP_RUNNER_RECONNECT_TIMEOUT")]
     reconnect_timeout: Duration,
 }

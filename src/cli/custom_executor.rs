@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Subcommand, ValueEnum};
 
-use super::{in_runtime, terminal};
+use super::{in_runtime, terminal, time};
 use crate::custom_executor::{self, Delivery, Driver, Environment, Options, Verdict};
 use crate::error::{Exit, Failure};
 use crate::model::ProcessInfo;
@@ -84,30 +84,30 @@ struct DriverOptions {
     #[arg(long, global = true, value_enum, value_name = "HOW", env = "STEP_RUNNER_CE_SCRIPT_DELIVERY")]
     script_delivery: Option<ScriptDelivery>,
     /// How long to wait for the daemon
-    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
+    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = time::any,
           env = "STEP_RUNNER_CE_CONNECT_TIMEOUT")]
     connect_timeout: Duration,
     /// How long to try to restore a connection that broke during a stage
-    #[arg(long, global = true, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration,
+    #[arg(long, global = true, value_name = "TIME", default_value = "5m", value_parser = time::any,
           env = "STEP_RUNNER_CE_RECONNECT_TIMEOUT")]
     reconnect_timeout: Duration,
     /// Time in which a private daemon must listen
-    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration,
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = time::any,
           env = "STEP_RUNNER_CE_START_TIMEOUT")]
     start_timeout: Duration,
     /// How long to wait while the queue is full
-    #[arg(long, global = true, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration,
+    #[arg(long, global = true, value_name = "TIME", default_value = "10m", value_parser = time::any,
           env = "STEP_RUNNER_CE_ADMISSION_TIMEOUT")]
     admission_timeout: Duration,
     /// Time between the Runner's first signal and the forced end; less than its graceful_kill_timeout
-    #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration,
+    #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = time::positive,
           env = "STEP_RUNNER_CE_CANCEL_GRACE")]
     cancel_grace: Duration,
     /// Write everything to stdout, to keep the order of lines
     #[arg(long, global = true, env = "STEP_RUNNER_CE_MERGE_STREAMS")]
     merge_streams: bool,
     /// Time without a Runner and without a call after which a job is ended and its state removed
-    #[arg(long, global = true, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration,
+    #[arg(long, global = true, value_name = "TIME", default_value = "10m", value_parser = time::any,
           env = "STEP_RUNNER_CE_ABANDON_AFTER")]
     abandon_after: Duration,
     /// Keep the job's state and the private daemon's log at cleanup

@@ -13,7 +13,7 @@ use super::document::{self, Document};
 use super::limits::{self, Limit};
 use super::pairs::{self, split_pair};
 use super::text_file::read_text;
-use super::{env_file, made, secrets, selection};
+use super::{env_file, made, secrets, selection, time};
 use crate::ci::plan::Plan;
 use crate::ci::variables::{Defined, Level};
 use crate::client::Request;
@@ -76,13 +76,13 @@ pub(super) struct JobOptions {
     #[arg(long, value_name = "ID", value_parser = parse_id, env = "STEP_RUNNER_ID")]
     id: Option<JobId>,
     /// Limit of the job's running time
-    #[arg(long, value_name = "TIME", value_parser = positive_time, env = "STEP_RUNNER_TIMEOUT")]
+    #[arg(long, value_name = "TIME", value_parser = time::positive, env = "STEP_RUNNER_TIMEOUT")]
     timeout: Option<Duration>,
     /// Longest time between SIGTERM and SIGKILL when the job is cancelled
-    #[arg(long, value_name = "TIME", value_parser = positive_time, env = "STEP_RUNNER_CANCEL_GRACE")]
+    #[arg(long, value_name = "TIME", value_parser = time::positive, env = "STEP_RUNNER_CANCEL_GRACE")]
     cancel_grace: Option<Duration>,
     /// Longest time for the steps with `when: always` after the job is stopped; at most 24h
-    #[arg(long, value_name = "TIME", value_parser = positive_time, env = "STEP_RUNNER_CLEANUP_TIMEOUT")]
+    #[arg(long, value_name = "TIME", value_parser = time::positive, env = "STEP_RUNNER_CLEANUP_TIMEOUT")]
     cleanup_timeout: Option<Duration>,
     /// A limit of the job's processes: processes=N, memory=SIZE, cpus=N, open_files=N
     #[arg(long, value_name = "NAME=VALUE", value_parser = limits::parse, env = "STEP_RUNNER_LIMIT")]
@@ -104,14 +104,6 @@ pub(super) trait Jobs {
 
     /// True if there is a next one, unless the one before it fails.
     fn has_next(&self) -> bool;
-}
-
-fn positive_time(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
-        Ok(time) if time.is_zero() => Err("it must be longer than 0".to_owned()),
-        Ok(time) => Ok(time),
-        Err(_) => Err("write a time such as 90s or 1h 30m".to_owned()),
-    }
 }
 
 impl JobOptions {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{defect, terminal};
+use super::{defect, terminal, time};
 use crate::error::Exit;
 use crate::net::Socket;
 use crate::proxy::{self, ProxyError};
@@ -23,7 +23,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// How long to wait for a daemon that is not there yet
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = humantime::parse_duration,
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = time::any,
           env = "STEP_RUNNER_WAIT")]
     wait: Duration,
 }

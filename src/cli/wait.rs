@@ -3,7 +3,7 @@
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
-use super::CommandResult;
+use super::{CommandResult, time};
 use crate::error::{Exit, Failure};
 
 /// Time between two tries.
@@ -17,7 +17,7 @@ const TRY: Duration = Duration::from_secs(2);
 #[command(hide = true)]
 pub(super) struct Arguments {
     /// Longest wait
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time::any)]
     timeout: Duration,
     /// Addresses, each as HOST:PORT
     #[arg(value_name = "HOST:PORT", required = true)]

@@ -77,8 +77,18 @@ fn variables_of_switches_are_1_or_0_and_times_say_how_to_write_them() {
     command.env("STEP_RUNNER_CE_CONNECT_TIMEOUT", "soon").env("STEP_RUNNER_CONNECT_TIMEOUT", "5s");
     let said = stderr(&command.output().unwrap());
     assert!(said.contains("variable STEP_RUNNER_CE_CONNECT_TIMEOUT"), "{said}");
-    let output = run(&["run", "x", "--timeout", "abc"]);
-    assert!(stderr(&output).contains("write a time such as 90s or 1h 30m"), "{output:?}");
+    for words in [
+        ["run", "x", "--timeout", "abc"],
+        ["status", "x", "--connect-timeout", "abc"],
+        ["-q", "proxy", "--wait", "abc"],
+        ["custom-executor", "config", "--cancel-grace", "1x"],
+    ] {
+        let output = run(&words);
+        assert!(stderr(&output).contains("write a time such as 90s or 1h 30m"), "{output:?}");
+    }
+    // No stage could run with it, so it is refused before the first one.
+    let output = run(&["custom-executor", "config", "--cancel-grace", "0s"]);
+    assert!(stderr(&output).contains("it must be longer than 0"), "{output:?}");
 }
 
 /// Returns a valid value for a setting: its default, or else one of the kind that the help names.
