@@ -44,6 +44,7 @@ use super::by_rights::ServicesByRights;
 use super::peer::{AllowedUsers, Caller, CallerRights};
 use crate::error::Chain;
 use crate::process;
+use crate::threads;
 
 /// Limits of the transport (service.md §1.1).
 #[derive(Clone, Debug)]
@@ -241,6 +242,9 @@ async fn give_back_memory(calls: CallCounters) {
                 process::give_back_memory();
             } else {
                 process::give_back_idle_memory();
+            }
+            if process::EACH_THREAD_GIVES_BACK {
+                threads::on_each_idle(process::give_back_memory);
             }
         }
     }

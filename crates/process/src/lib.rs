@@ -55,7 +55,7 @@ pub mod tool;
 pub mod worker;
 
 pub use sys::{
-    PeerHandle, Signals, WipingAllocator, bound_free_memory, close_on_exec_from, give_back_idle_memory,
-    give_back_memory, ignore_file_size_signal, ignore_signals, inherited_descriptor, is_signal_ignored,
-    peek_exited_child, peer_handle, quieten_standard_streams, unread_bytes,
+    EACH_THREAD_GIVES_BACK, PeerHandle, Signals, WipingAllocator, bound_free_memory, close_on_exec_from,
+    give_back_idle_memory, give_back_memory, ignore_file_size_signal, ignore_signals, inherited_descriptor,
+    is_signal_ignored, peek_exited_child, peer_handle, quieten_standard_streams, unread_bytes,
 };

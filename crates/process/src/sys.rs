@@ -31,7 +31,7 @@ pub(super) use descriptor::can_leave_table;
 pub use descriptor::{close_on_exec_from, inherited_descriptor, quieten_standard_streams};
 pub(super) use memory::ChildStack;
 pub(super) use memory::page_size;
-pub use memory::{bound_free_memory, give_back_idle_memory, give_back_memory};
+pub use memory::{EACH_THREAD_GIVES_BACK, bound_free_memory, give_back_idle_memory, give_back_memory};
 pub use peer::{PeerHandle, peer_handle};
 pub use queue::unread_bytes;
 pub(super) use signal::signal_at_parents_end;

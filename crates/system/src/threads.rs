@@ -7,6 +7,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -58,7 +59,25 @@ const THREAD_PAUSE: Duration = Duration::from_millis(100);
 /// One piece of work in slices takes so long at a time.
 const SLICE: Duration = Duration::from_millis(20);
 
+/// Threads of the runtime that have begun. They never end.
+static BEGUN: AtomicUsize = AtomicUsize::new(0);
+
+/// Longest time that the threads of [`on_each_idle`] wait for one another.
+const MEETING: Duration = Duration::from_millis(50);
+
 impl Work {
+    /// The kinds whose threads are those of the runtime, and how many each has.
+    const OF_THE_RUNTIME: [(Self, usize); 8] = [
+        (Self::Requests, COMPUTING),
+        (Self::Jobs, COMPUTING),
+        (Self::Files, WAITING),
+        (Self::Ends, WAITING),
+        (Self::Removals, WAITING),
+        (Self::Remains, 1),
+        (Self::Syncs, 1),
+        (Self::Functions, WAITING),
+    ];
+
     /// True if it may wait for a file system that never answers.
     const fn may_never_end(self) -> bool {
         matches!(self, Self::Lookups)
@@ -118,10 +137,34 @@ fn refused(error: &io::Error) -> Failure {
     )
 }
 
-/// Lowers the priority of the calling thread. The thread that serves calls comes first when all processors are busy.
+/// Prepares a thread of the runtime: lowers its priority. The thread that serves calls comes first when all processors are
+/// busy.
 pub fn come_second() {
+    BEGUN.fetch_add(1, Ordering::Relaxed);
     // It is only the latency of calls that suffers without.
     rustix::process::nice(NICENESS).ok();
+}
+
+/// Has each thread of the runtime do `work`, unless one of them has other work: then nothing happens.
+pub fn on_each_idle(work: fn()) {
+    let is_idle = |(kind, all): &(Work, usize)| kind.places().available_permits() == *all;
+    if !Work::OF_THE_RUNTIME.iter().all(is_idle) {
+        return;
+    }
+    let all = BEGUN.load(Ordering::Relaxed);
+    let met = Arc::new(AtomicUsize::new(0));
+    for _ in 0..all {
+        let met = Arc::clone(&met);
+        drop(spawn_blocking(move || {
+            met.fetch_add(1, Ordering::Relaxed);
+            work();
+            // The runtime gives the next piece to another thread as long as this one is busy.
+            let until = Instant::now() + MEETING;
+            while met.load(Ordering::Relaxed) < all && Instant::now() < until {
+                std::thread::yield_now();
+            }
+        }));
+    }
 }
 
 /// Runs `work` on a thread of its kind. It runs also if the result is dropped.
@@ -230,6 +273,32 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    /// Another test may keep a kind busy, so it is tried until it is done.
+    #[test]
+    fn fault_76_every_idle_thread_is_met() {
+        static MET: Mutex<Vec<std::thread::ThreadId>> = Mutex::new(Vec::new());
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().on_thread_start(come_second).enable_time().build();
+        runtime.unwrap().block_on(async {
+            let together = Arc::new(std::sync::Barrier::new(3));
+            let mut threads = Vec::new();
+            for _ in 0..3 {
+                let together = Arc::clone(&together);
+                threads.push(spawn_blocking(move || {
+                    together.wait();
+                    std::thread::current().id()
+                }));
+            }
+            for thread in threads {
+                let id = thread.await.unwrap();
+                while !MET.lock().contains(&id) {
+                    on_each_idle(|| MET.lock().push(std::thread::current().id()));
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            }
+        });
+    }
 
     #[tokio::test]
     async fn fault_76_one_kind_of_work_never_waits_for_another() {

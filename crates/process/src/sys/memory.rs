@@ -89,6 +89,9 @@ pub fn bound_free_memory() {
     }
 }
 
+/// True if [`give_back_memory`] leaves what other threads have freed or may use again: each must call it.
+pub const EACH_THREAD_GIVES_BACK: bool = cfg!(target_env = "musl");
+
 /// Gives free memory of the heap back to the system, also that between blocks in use. The C library by itself gives
 /// back only the heap's end, where after a burst of jobs something always lives on. The static program's allocator gives
 /// back nothing while the thread is idle.
