@@ -100,7 +100,7 @@ pub fn groups(directory: BorrowedFd<'_>) -> Vec<PathBuf> {
 /// Kills what is in those groups whose keeper is dead, and removes them.
 pub fn remove_groups(groups: &[PathBuf]) {
     for group in groups {
-        cgroup::remove_dead(group);
+        cgroup::end_dead(group);
     }
 }
 

@@ -359,7 +359,7 @@ fn is_delegated(directory: &Path) -> bool {
     says_so("user.delegate") || says_so("trusted.delegate")
 }
 
-/// Removes the groups of dead keepers, see [`remove_dead`].
+/// Removes the groups of dead keepers. A group with processes stays: its own daemon ends them ([`end_dead`]).
 pub(super) fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
@@ -373,18 +373,29 @@ pub(super) fn remove_stale(parent: &Path) {
     }
 }
 
-/// Kills what is in the group of a keeper and in those below it, if the keeper is dead, and removes those that are empty: its
-/// jobs are interrupted, and a process there may have no other sign of its job. A group whose processes have not ended yet is
-/// removed by the next keeper.
-pub fn remove_dead(path: &Path) {
-    if let Ok(directory) = open_directory(rustix::fs::CWD, path)
-        && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok()
-    {
-        if step::kill_group(&directory).is_err() {
-            let groups = tree::groups_below(path);
-            let members = || step::processes_in(&directory, groups.iter().map(PathBuf::as_path));
-            step::kill_each(&members(), |pid| members().contains(&pid));
-        }
+/// Removes the group of a keeper and those below it, if the keeper is dead and as far as they are empty.
+fn remove_dead(path: &Path) {
+    if lock_dead(path).is_some() {
         remove_tree(path);
     }
+}
+
+/// Kills what is in the group of a keeper and in those below it, if the keeper is dead, and removes those that are empty: its
+/// jobs are interrupted, and a process there may have no other sign of its job. A group whose processes have not ended yet is
+/// removed by a later keeper.
+pub fn end_dead(path: &Path) {
+    let Some(directory) = lock_dead(path) else { return };
+    if step::kill_group(&directory).is_err() {
+        let groups = tree::groups_below(path);
+        let members = || step::processes_in(&directory, groups.iter().map(PathBuf::as_path));
+        step::kill_each(&members(), |pid| members().contains(&pid));
+    }
+    remove_tree(path);
+}
+
+/// Returns the locked directory of a keeper's group if the keeper is dead: a living one holds the lock.
+fn lock_dead(path: &Path) -> Option<OwnedFd> {
+    let directory = open_directory(rustix::fs::CWD, path).ok()?;
+    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(directory)
 }
