@@ -213,7 +213,7 @@ fn run_system<T>(calls: &CallCounters, work: impl Future<Output = T>) -> Result<
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(threads::ALL)
         .thread_keep_alive(BLOCKING_IDLE)
-        .on_thread_start(threads::come_second)
+        .on_thread_start(threads::begin_runtime_thread)
         .on_thread_park(pace::before_waiting(calls.clone()))
         .enable_all()
         .build()

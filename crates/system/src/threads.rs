@@ -137,10 +137,14 @@ fn refused(error: &io::Error) -> Failure {
     )
 }
 
-/// Prepares a thread of the runtime: lowers its priority. The thread that serves calls comes first when all processors are
-/// busy.
-pub fn come_second() {
+/// Prepares a thread of the runtime, which calls this at its start.
+pub fn begin_runtime_thread() {
     BEGUN.fetch_add(1, Ordering::Relaxed);
+    come_second();
+}
+
+/// Lowers the priority of the calling thread. The thread that serves calls comes first when all processors are busy.
+fn come_second() {
     // It is only the latency of calls that suffers without.
     rustix::process::nice(NICENESS).ok();
 }
@@ -151,7 +155,7 @@ pub fn on_each_idle(work: fn()) {
     if !Work::OF_THE_RUNTIME.iter().all(is_idle) {
         return;
     }
-    let all = BEGUN.load(Ordering::Relaxed);
+    let all = BEGUN.load(Ordering::Relaxed).min(ALL);
     let met = Arc::new(AtomicUsize::new(0));
     for _ in 0..all {
         let met = Arc::clone(&met);
@@ -161,7 +165,7 @@ pub fn on_each_idle(work: fn()) {
             // The runtime gives the next piece to another thread as long as this one is busy.
             let until = Instant::now() + MEETING;
             while met.load(Ordering::Relaxed) < all && Instant::now() < until {
-                std::thread::yield_now();
+                std::thread::sleep(MEETING / 50);
             }
         }));
     }
@@ -278,8 +282,10 @@ mod tests {
     #[test]
     fn fault_76_every_idle_thread_is_met() {
         static MET: Mutex<Vec<std::thread::ThreadId>> = Mutex::new(Vec::new());
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().on_thread_start(come_second).enable_time().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .on_thread_start(begin_runtime_thread)
+            .enable_time()
+            .build();
         runtime.unwrap().block_on(async {
             let together = Arc::new(std::sync::Barrier::new(3));
             let mut threads = Vec::new();
@@ -326,7 +332,7 @@ mod tests {
                 let mut left = 50;
                 tokio::spawn(in_slices(Work::Removals, move |goes_on| {
                     while goes_on() {
-                        std::thread::yield_now();
+                        std::thread::sleep(MEETING / 50);
                     }
                     left -= 1;
                     (left == 0).then_some(())
