@@ -1,4 +1,4 @@
-//! What the code of a part may name and do, beyond modules: frameworks, files, processes, words of the log.
+//! Rules for the code of each part, beyond modules: frameworks, files, processes, words of the log.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -3,8 +3,8 @@
 //! The runtime decides nothing about jobs: it tells the [core](super::core) what it observed, and performs what that
 //! asks for.
 //!
-//! - `server` is the event loop, and ends the keeper (`farewell`); `observe` and `perform` are the border to the core; `connection` is the socket; `peer`
-//!   decides who may connect;
+//! - `server` is the event loop, and ends the keeper (`farewell`); `observe` and `perform` are the border to the
+//!   core; `connection` is the socket; `peer` decides who may connect;
 //! - `job` is what is kept beside each job: `processes` with their `containment`, `leftover` for those that steps leave,
 //!   `escaped` and `spans` for those that left their group; `output` with its `pipe`s, `masking`, `log_file` and the
 //!   `unfinished` lines;

@@ -7,8 +7,7 @@ use step_runner_agent::record::Record;
 use step_runner_ci::job::Job;
 use step_runner_log::mask::{MASK_TEXT, MaskConfig, Masker, PhraseSet};
 
-/// The secrets of a job, in the forms that a daemon hides. Cheap to clone.
-#[derive(Clone)]
+/// The secrets of a job, in the forms that a daemon hides.
 pub(super) struct Mask(
     /// `None`: the job has more secrets than can be looked for, so nothing is shown.
     Option<Arc<Masker>>,

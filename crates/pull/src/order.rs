@@ -1,4 +1,4 @@
-//! What an environment is made of and for: resources of all jobs, one job's wishes, and how its preparation fails.
+//! The order for an environment: resources of all jobs, one job's wishes, and how its preparation fails.
 
 use std::path::PathBuf;
 use std::sync::Arc;

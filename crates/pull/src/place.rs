@@ -120,13 +120,14 @@ impl State {
                 Failure::new(Exit::Configuration, text).with_remedy("name a shorter one with --state-dir")
             );
         }
-        make_folder(&path.join("jobs")).map_err(cannot)?;
+        make_folder(&path).map_err(cannot)?;
         let found = fs::metadata(&path).map_err(cannot)?;
         if let Some(why) = unsafe_because(found.uid(), found.mode(), rustix::process::geteuid().as_raw()) {
             let text = format!("the folder {} {why}", path.display());
             return Err(Failure::new(Exit::Configuration, text)
                 .with_remedy("run `chmod 700` on it as its owner, or name another with --state-dir"));
         }
+        make_folder(&path.join("jobs")).map_err(cannot)?;
         let file = OpenOptions::new().write(true).read(true).create(true).truncate(false).mode(0o600).clone();
         let file = file.open(path.join("lock")).map_err(cannot)?;
         let held = |error| {

@@ -1,4 +1,4 @@
-//! What happens to steps, on its way to followers: placed in the log, masked, shown and stored (service.md §3.3).
+//! Events of steps on their way to followers: placed in the log, masked, shown and stored (service.md §3.3).
 
 use std::future::Future;
 

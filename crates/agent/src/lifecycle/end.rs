@@ -52,9 +52,8 @@ impl Job {
                 None => CancelledBy::Daemon,
             };
             let (end, message) = match end.code {
-                _ if wanted.abort => (JobEnd::Cancelled(CancelledBy::Server), "canceled".to_owned()),
-                exit_code::CANCELLED if by == CancelledBy::Server => {
-                    (JobEnd::Cancelled(by), "canceled".to_owned())
+                code if wanted.abort || code == exit_code::CANCELLED && by == CancelledBy::Server => {
+                    (JobEnd::Cancelled(CancelledBy::Server), "canceled".to_owned())
                 }
                 exit_code::CANCELLED if by == CancelledBy::Stop && !end.is_stop => {
                     (JobEnd::Cancelled(by), "the agent was stopped".to_owned())

@@ -16,7 +16,7 @@ pub fn of_file(file: &CiFile, name: &str, circumstances: &Circumstances<'_>) -> 
     Pipeline::new(file, circumstances).job(name)
 }
 
-/// What the rules of one job decide.
+/// The decisions of one job's rules.
 #[derive(Clone)]
 struct Decided<'p> {
     definition: &'p Definition,

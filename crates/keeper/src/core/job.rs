@@ -66,7 +66,7 @@ pub struct Job {
     pub(super) ended: Vec<StepEnded>,
     /// Attempts whose processes were written to the log.
     shown: Vec<ProcessNumber>,
-    /// What is ended of what steps have left.
+    /// Ends of processes that steps have left.
     clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
     pub(super) last_step: Option<(ProcessNumber, Duration)>,

@@ -41,7 +41,7 @@ enum End {
     Fetch(Result<Fetched, FetchFailure>),
 }
 
-/// What happens next.
+/// The next event of a run.
 enum Next {
     Ends(usize),
     Kill(usize),
