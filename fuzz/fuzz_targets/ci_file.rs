@@ -10,7 +10,7 @@ use indexmap::IndexMap;
 use libfuzzer_sys::fuzz_target;
 use step_runner::lang::diagnostic::Severity;
 use step_runner_ci::file::{Source, read};
-use step_runner_ci::job::{Circumstances, of_file, of_mapping, of_payload, standing};
+use step_runner_ci::job::{Circumstances, Pipeline, of_mapping, of_payload};
 use step_runner_ci::plan::{Images, plan};
 use step_runner_ci::variables::{Facts, Level};
 use step_runner_ci::{Files, ReadError};
@@ -50,11 +50,13 @@ fuzz_target!(|text: &str| {
         }
     };
     let circumstances = Circumstances { facts: Some(&facts), files: &files, given: &level, dotenv: &level };
+    let mut pipeline = Pipeline::new(&file, &circumstances);
     for definition in file.jobs.values() {
-        drop(standing(&file, &definition.name, &circumstances));
         let names = definition.copies.iter().map(|copy| &copy.name);
         for name in names.chain([&definition.name]).take(4) {
-            let Ok(job) = of_file(&file, name, &circumstances) else { continue };
+            drop(pipeline.standing(name));
+            drop(pipeline.needed(name));
+            let Ok(job) = pipeline.job(name) else { continue };
             let planned = plan(&job, Images::Provided, None).expect("provided");
             assert!(planned.steps.is_ascii() && planned.steps.starts_with("spec:\n"), "{}", planned.steps);
         }
