@@ -165,8 +165,18 @@ impl Client {
     /// Registers a job. The call is repeated until the daemon answers; the same id starts the job only once (service.md
     /// §3.1). [`Error::OtherContent`] if another request has registered this id before.
     pub async fn run(&self, request: &Request) -> Result<(), Error> {
+        self.register(Call::Run, request).await
+    }
+
+    /// Registers a job like [`Client::run`], but returns [`Error::TryLater`] at once if the daemon refuses for now: for
+    /// callers with a pace and a limit of their own.
+    pub async fn try_run(&self, request: &Request) -> Result<(), Error> {
+        self.register(Call::TryRun, request).await
+    }
+
+    async fn register(&self, call: Call, request: &Request) -> Result<(), Error> {
         let id = request.id();
-        self.call(Call::Run, Some(id), || {
+        self.call(call, Some(id), || {
             let message = with_deadline(request.message(), CALL_DEADLINE);
             move |mut stub: StepRunnerClient<Channel>| async move { stub.run(message).await }
         })
@@ -290,7 +300,7 @@ impl Client {
     /// Run belongs to reaching the daemon; the other calls concern an existing job.
     fn patience(&self, call: Call) -> Duration {
         match call {
-            Call::Connect | Call::Run => self.shared.options.connect_timeout,
+            Call::Connect | Call::Run | Call::TryRun => self.shared.options.connect_timeout,
             _ => self.shared.options.reconnect_timeout,
         }
     }

@@ -18,6 +18,8 @@ use super::{Address, DialError, Error, Loss};
 pub(super) enum Call {
     Connect,
     Run,
+    /// A Run that is not repeated if the daemon refuses for now.
+    TryRun,
     Status,
     Cancel,
     Finish,
@@ -102,21 +104,28 @@ pub(super) fn judge(call: Call, failure: &CallFailure) -> Verdict {
         CallFailure::Line(_) => Verdict::Repeat(RetryPace::Calling, CallEnd::NoAnswer),
         // The daemon is there, and its answer says what to remove.
         CallFailure::Answer { info: Some(info), .. } if info.reason == Reason::NotRemoved.word() => {
-            Verdict::Repeat(RetryPace::Calling, CallEnd::TryLater)
+            refused_for_now(call)
         }
         CallFailure::Answer { code, .. } => judge_answer(call, *code),
     }
 }
 
+fn refused_for_now(call: Call) -> Verdict {
+    match call {
+        Call::TryRun => Verdict::Stop(CallEnd::TryLater),
+        _ => Verdict::Repeat(RetryPace::Calling, CallEnd::TryLater),
+    }
+}
+
 fn judge_answer(call: Call, code: Code) -> Verdict {
-    let about_a_job = !matches!(call, Call::Connect | Call::Run);
+    let about_a_job = !matches!(call, Call::Connect | Call::Run | Call::TryRun);
     match code {
         // Unavailable: a new daemon may come. Aborted: we were dropped as a slow follower of a job that somebody
         // finished; the next attempt learns that it is gone.
         Code::Unavailable | Code::DeadlineExceeded | Code::Aborted => {
             Verdict::Repeat(RetryPace::Calling, CallEnd::NoAnswer)
         }
-        Code::ResourceExhausted => Verdict::Repeat(RetryPace::Calling, CallEnd::TryLater),
+        Code::ResourceExhausted => refused_for_now(call),
         // A lost job is never a reason to submit it again (connectors.md §6.2).
         Code::NotFound | Code::OutOfRange | Code::DataLoss if about_a_job => Verdict::Stop(CallEnd::Lost),
         Code::Internal | Code::Unknown => Verdict::Stop(CallEnd::Defect),
@@ -291,9 +300,10 @@ mod tests {
     use crate::ConnectorKind;
     use crate::diagnosis::{Diagnosis, Seen};
 
-    const CALLS: [Call; 7] = [
+    const CALLS: [Call; 8] = [
         Call::Connect,
         Call::Run,
+        Call::TryRun,
         Call::Status,
         Call::Cancel,
         Call::Finish,
@@ -337,7 +347,9 @@ mod tests {
     fn full_and_stopping_daemons_are_asked_again() {
         for call in CALLS {
             let full = judge(call, &answer(Code::ResourceExhausted, "queue_full: 100 jobs wait"));
-            assert_eq!(full, Verdict::Repeat(RetryPace::Calling, CallEnd::TryLater));
+            let later = CallEnd::TryLater;
+            let repeated = Verdict::Repeat(RetryPace::Calling, later);
+            assert_eq!(full, if call == Call::TryRun { Verdict::Stop(later) } else { repeated });
             let stopping = judge(call, &answer(Code::Unavailable, "shutting_down: the daemon stops"));
             assert_eq!(stopping, Verdict::Repeat(RetryPace::Calling, CallEnd::NoAnswer));
         }

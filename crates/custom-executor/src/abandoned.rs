@@ -21,6 +21,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// Shortest time between two looks, for a short time until an attempt is abandoned.
 const MIN_LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Time after which a call looks at no further attempt. A daemon that is away costs some seconds each.
+const REMOVAL_TIME: Duration = Duration::from_secs(5);
+
 /// Number of looks in the time until an attempt is abandoned, at least.
 const LOOKUPS: u32 = 4;
 
@@ -86,9 +89,10 @@ fn is_replaced(state: &AttemptFolder) -> bool {
 }
 
 /// Removes what other attempts below the root have left that have no Runner any more. What cannot be removed stays for a
-/// later call: it is no failure of this one.
+/// later call, and is tried again after `--abandon-after`: it is no failure of this one.
 pub(super) async fn remove_all(driver: &Driver, own: &AttemptFolder) {
-    for other in own.others() {
+    let start = Instant::now();
+    for other in own.others().into_iter().take_while(|_| start.elapsed() < REMOVAL_TIME) {
         let Some(prefix) = abandoned_prefix(driver, &other) else { continue };
         let Ok(Some(lock)) = other.try_lock() else { continue };
         // A call may have taken it in the meantime.

@@ -252,19 +252,24 @@ impl Driver {
     }
 }
 
-/// Submits a job. Waits up to `admission` for room in the queue.
+/// Submits a job. While the daemon refuses for now, it is asked again for up to `admission`, as long as it
+/// `is_wanted`.
 async fn submit(
     client: &Client,
     request: &step_runner_client::Request,
     admission: Duration,
+    is_wanted: impl Fn() -> bool,
 ) -> Result<(), step_runner_client::Error> {
     const LONGEST: Duration = Duration::from_secs(10);
     let start = tokio::time::Instant::now();
     let mut pause = Duration::from_millis(500);
     loop {
-        match client.run(request).await {
-            Err(step_runner_client::Error::TryLater(_)) if start.elapsed() < admission => {
+        match client.try_run(request).await {
+            Err(refusal @ step_runner_client::Error::TryLater(_)) if start.elapsed() < admission => {
                 tokio::time::sleep(pause.min(admission.saturating_sub(start.elapsed()))).await;
+                if !is_wanted() {
+                    return Err(refusal);
+                }
                 pause = (pause * 2).min(LONGEST);
             }
             answer => return answer,

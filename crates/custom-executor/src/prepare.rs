@@ -105,7 +105,8 @@ async fn look(
     let id = identity.preparation(unique).map_err(no_id)?;
     let shell = shell_program(driver.options.shell.as_deref().unwrap_or("bash"));
     let request = request::preparation(id.clone(), &driver.environment.job, shell, LOOK_TIME);
-    submit(client, &request, driver.options.admission_timeout).await?;
+    // A `cleanup` waits for the lock, which the caller holds.
+    submit(client, &request, driver.options.admission_timeout, || true).await?;
     let (mut log, mut relay, mut out) = (client.follow(&id, 0), Relay::new(false), RelayedBytes::default());
     let status = loop {
         match log.next().await? {

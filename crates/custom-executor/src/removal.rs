@@ -1,6 +1,5 @@
 //! Ends and removes an attempt: its jobs, its daemon, its folder (custom-executor.md §9).
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -32,9 +31,14 @@ const END_GRACE: Duration = Duration::from_secs(1);
 /// Time in which a killed process must be gone.
 const KILL_TIME: Duration = Duration::from_secs(3);
 
-/// Ends and removes an attempt whose ids have `prefix`. Returns a text for each thing that is left.
+/// Time for which an attempt is kept whose daemon does not answer: no job lives longer (custom-executor.md §7.2).
+const KEPT_TIME: Duration = Duration::from_hours(32 * 24);
+
+/// Ends and removes an attempt whose ids have `prefix`. Returns a text for each thing that is left. If that is a job of a
+/// shared daemon, the attempt's folder stays for a later call.
 pub(super) async fn remove(driver: &Driver, state: &AttemptFolder, lock: Lock, prefix: &str) -> Vec<String> {
     let mut left = Vec::new();
+    let mut has_jobs = false;
     // A script may have removed the marker. A daemon or keeper that has the folder in its command line is as good.
     let is_proved = Processes::of(state).has_own();
     match state.exists().then(|| state.check()).transpose() {
@@ -44,10 +48,22 @@ pub(super) async fn remove(driver: &Driver, state: &AttemptFolder, lock: Lock, p
             left.push(refusal.to_string());
             return left;
         }
-        folder => left.extend(end(driver, state, &lock, prefix, matches!(folder, Ok(Some(())))).await),
+        folder => {
+            if matches!(folder, Ok(Some(()))) {
+                // Without the note a stage may be admitted after we have asked for its jobs. It is no reason to leave them.
+                // No stage knows a bare folder, which may lack the mark that a folder with files needs.
+                if !state.is_bare() {
+                    state.close().ok();
+                }
+                (left, has_jobs) = finish_shared(driver, state, prefix).await;
+                has_jobs &= state.age().is_some_and(|age| age < KEPT_TIME);
+            }
+            left.extend(end_private(driver, state, &lock, prefix).await);
+        }
     }
     let removed = match (driver.options.keep, is_proved) {
         (true, _) => state.forget_owner(),
+        (false, _) if has_jobs => Ok(()),
         (false, true) => state.remove_proved(),
         (false, false) => state.remove(),
     };
@@ -60,24 +76,26 @@ pub(super) async fn remove(driver: &Driver, state: &AttemptFolder, lock: Lock, p
     left
 }
 
-/// Ends jobs and daemon of an attempt. Returns a text for each thing that is left.
-async fn end(
-    driver: &Driver,
-    state: &AttemptFolder,
-    lock: &Lock,
-    prefix: &str,
-    has_folder: bool,
-) -> Vec<String> {
-    let mut left = match driver.named_address() {
-        Ok(Some(address)) if has_folder => {
-            let limits = Limits { answer: CONNECT_TIME, finish: FINISH_TIME };
-            finish_jobs(driver, state, prefix, address, limits).await.1
-        }
-        Ok(_) => Vec::new(),
-        Err(failure) => vec![failure.to_string()],
+/// Finishes the jobs of an attempt on the daemon that was named. Returns a text for each thing that is left, and true if
+/// a job may be.
+async fn finish_shared(driver: &Driver, state: &AttemptFolder, prefix: &str) -> (Vec<String>, bool) {
+    let address = match driver.named_address() {
+        Ok(Some(address)) => address,
+        Ok(None) => return (Vec::new(), false),
+        Err(failure) => return (vec![failure.to_string()], false),
     };
-    left.extend(end_private(driver, state, lock, prefix).await);
-    left
+    let limits = Limits { answer: CONNECT_TIME, finish: FINISH_TIME };
+    let (answers, left) = finish_jobs(driver, state, prefix, address, limits).await;
+    if answers {
+        let has_jobs = !left.is_empty();
+        return (left, has_jobs);
+    }
+    let jobs: Vec<_> = state.jobs().into_iter().collect();
+    if jobs.is_empty() {
+        return (left, false);
+    }
+    let why = left.join(", ");
+    (vec![format!("{} may be left there, so call cleanup again: {why}", jobs.join(", "))], true)
 }
 
 /// Ends the private daemon of an attempt, if there is or was one, with its jobs: gently, then by force.
@@ -139,7 +157,7 @@ async fn finish_jobs(
         Err(error) => return (false, vec![result::chain(&error)]),
     };
     let mut left = Vec::new();
-    let mut ids: BTreeSet<String> = state.jobs().into_iter().collect();
+    let mut ids = state.jobs();
     let answers = match timeout_at(until, client.jobs()).await {
         Ok(Ok(jobs)) => {
             ids.extend(jobs.into_iter().map(|job| job.id));

@@ -15,6 +15,7 @@ use super::relay::{Relay, RelayedBytes};
 use super::request::{self, Stage};
 use super::result::{Verdict, chain, write_code};
 use super::signals::{EndRequest, Runner};
+use super::state::AttemptFolder;
 use super::{AttemptDaemon, Delivery, Driver, FINISH_TIME, LOOK_TIME, finish, guardian, no_id, submit};
 use step_runner_client::{Client, Error, Event, Request};
 use step_runner_model::JobId;
@@ -48,6 +49,9 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
     let work = Work {
         driver,
         daemon: &daemon,
+        state: &state,
+        // With a named daemon a stage needs no `prepare`.
+        is_prepared: state.exists(),
         id: &id,
         request: &request,
         client: RefCell::default(),
@@ -55,7 +59,7 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
         relay,
     };
     let verdict = if daemon.private {
-        let guardian = guardian::watch(driver.clone(), state);
+        let guardian = guardian::watch(driver.clone(), state.clone());
         tokio::select! {
             verdict = work.until_end(&mut runner) => verdict,
             failure = guardian => {
@@ -76,12 +80,14 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
             "the exit code {code} cannot be written for the Runner, which shows 1: {error}"
         ));
     }
-    if let Some(client) = work.client()
-        && let Err(error) = finish(&client, &id).await
-    {
-        (driver.say)(&format!(
-            "warning: the daemon did not remove the job of this stage; cleanup will try again: {error}"
-        ));
+    if let Some(client) = work.client() {
+        match finish(&client, &id).await {
+            // Noted so that `cleanup` need not ask; a note that fails costs it a question.
+            Ok(()) => state.drop_job(id.as_str()).unwrap_or_default(),
+            Err(error) => (driver.say)(&format!(
+                "warning: the daemon did not remove the job of this stage; cleanup will try again: {error}"
+            )),
+        }
     }
     Ok(verdict)
 }
@@ -119,6 +125,8 @@ fn stage_request(
 /// Reason why following has ended without the job's end.
 enum Broken {
     Client(Error),
+    /// A `cleanup` has ended the attempt.
+    Over,
     /// Nobody reads our output.
     Output(io::Error),
 }
@@ -132,6 +140,9 @@ impl From<Error> for Broken {
 struct Work<'a> {
     driver: &'a Driver,
     daemon: &'a AttemptDaemon,
+    state: &'a AttemptFolder,
+    /// True if the attempt had a folder when the stage began.
+    is_prepared: bool,
     id: &'a JobId,
     request: &'a Request,
     /// Connection, once there is one: from then on the daemon may know the job. The flag tells that it has accepted it.
@@ -201,6 +212,10 @@ impl Work<'_> {
         match end {
             Ok(status) => Verdict::of(&status, asked),
             Err(Broken::Client(error)) => Verdict::unknown(&error),
+            // The caller finishes the stage, whether the daemon has it or not.
+            Err(Broken::Over) => {
+                Verdict::System("cleanup has ended this job, so the stage was not started".to_owned())
+            }
             // The Runner is gone. The caller finishes the stage, which ends it.
             Err(Broken::Output(error)) => {
                 Verdict::System(format!("nobody reads the stage's output: {}", chain(&error)))
@@ -212,7 +227,13 @@ impl Work<'_> {
         let options = &self.driver.options;
         let client = self.driver.connect(self.daemon.address.clone()).await?;
         *self.client.borrow_mut() = Some((client.clone(), false));
-        submit(&client, self.request, options.admission_timeout).await?;
+        let is_over = || self.is_prepared && self.state.is_closed();
+        let submitted = submit(&client, self.request, options.admission_timeout, || !is_over()).await;
+        // A cleanup that comes after this look finds the job in the daemon.
+        if is_over() {
+            return Err(Broken::Over);
+        }
+        submitted?;
         *self.client.borrow_mut() = Some((client.clone(), true));
         self.accepted.notify_one();
         let mut log = client.follow(self.id, 0);

@@ -7,6 +7,8 @@
 //! the command line, nor a file in the folder, which scripts of the job may have written, can name anything else. A
 //! folder is ours if it holds our [`MARKER`]. Links are never followed; other file systems are never entered.
 
+mod lock;
+
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -19,6 +21,8 @@ use std::time::Duration;
 
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
+
+pub(super) use lock::Lock;
 
 use super::identity::{Identity, digest, is_nonce};
 use super::result::chain;
@@ -42,9 +46,13 @@ const OTHERS: u32 = 0o077;
 /// Names in the folder.
 const META: &str = "meta.json";
 const JOBS: &str = "jobs";
+const CLOSED: &str = "closed";
 const LOG: &str = "daemon.log";
 const BIN: &str = "bin";
 const DAEMON_STATE: &str = "d";
+
+/// In the list of jobs, begins a line about a job that is gone from the daemon. No id has it.
+const GONE_JOB: char = '-';
 
 /// Ends of names beside the folder. No nonce has a `~`.
 const LOCK_SUFFIX: &str = "~lock";
@@ -55,12 +63,6 @@ const MARKER: &str = "step-runner-custom-executor";
 
 /// Place for a socket whose path would be too long in the folder.
 const SHORT_ROOT: &str = "/tmp";
-
-/// Time between two attempts to take a lock that somebody holds.
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
-
-/// Longest wait for the lock of an attempt.
-pub(super) const LOCK_TIME: Duration = Duration::from_secs(30);
 
 /// Content of `meta.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,14 +94,6 @@ pub(super) struct AttemptFolder {
     path: PathBuf,
     /// [`SHORT_ROOT`], except in tests.
     short_root: PathBuf,
-}
-
-/// Lock of an attempt: only one call at a time makes or removes the folder and its daemon. Dropping it releases it.
-#[derive(Debug)]
-pub(super) struct Lock {
-    /// Holds the kernel's lock until it is closed.
-    file: File,
-    path: PathBuf,
 }
 
 /// Returns the root without `--state-dir`: below `runtime_dir`, the Runner's `XDG_RUNTIME_DIR`, or `/tmp`.
@@ -185,43 +179,7 @@ impl AttemptFolder {
         changes.into_iter().flatten().max()?.elapsed().ok()
     }
 
-    /// Makes the root, and takes the attempt's lock there. Waits up to [`LOCK_TIME`] for a call that holds it.
-    pub(super) fn lock(&self) -> Result<Lock, Failure> {
-        let start = std::time::Instant::now();
-        loop {
-            if let Some(lock) = self.try_lock()? {
-                return Ok(lock);
-            }
-            if start.elapsed() >= LOCK_TIME {
-                let what = format!(
-                    "another custom-executor process has not released {} within {LOCK_TIME:?}",
-                    self.path.display()
-                );
-                let remedy = "wait until it has ended, then retry the job";
-                return Err(Failure::new(Exit::TryLater, what).with_remedy(remedy));
-            }
-            std::thread::sleep(LOCK_PAUSE);
-        }
-    }
-
-    /// Makes the root, and takes the attempt's lock there; `None` if a call holds it.
-    pub(super) fn try_lock(&self) -> Result<Option<Lock>, Failure> {
-        make_root(&self.root)?;
-        let path = self.root.join(self.lock_name());
-        loop {
-            let lock = files::open_write(CWD, &path).map(File::from);
-            let file = lock.map_err(|error| unusable(&path, "open the lock", &error))?;
-            match files::try_lock(&file) {
-                // A lock whose file was removed meanwhile locks nothing.
-                Ok(true) if is_at(&file, &path) => return Ok(Some(Lock { file, path })),
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
-                Err(error) => return Err(unusable(&path, "take the lock", &error)),
-            }
-        }
-    }
-
-    /// Makes the folder, or checks that the one there is ours. Then marks it.
+    /// Makes the folder, or checks that the one there is ours. Then marks it, and opens it if it was closed.
     pub(super) fn make(&self) -> Result<(), Failure> {
         match files::make_dir(CWD, &self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -229,7 +187,11 @@ impl AttemptFolder {
             }
             _ => self.check()?,
         }
-        let mark = || files::open_write(self.open()?, MARKER).map(drop);
+        let mark = || {
+            let folder = self.open()?;
+            files::open_write(&folder, MARKER)?;
+            unless(io::ErrorKind::NotFound, files::unlink(&folder, CLOSED))
+        };
         mark().map_err(|error| unusable(&self.path, "mark the folder", &error))
     }
 
@@ -265,18 +227,51 @@ impl AttemptFolder {
         write().map_err(|error| unusable(&self.path.join(META), "write", &error))
     }
 
+    /// Notes that the attempt is over, before its jobs are finished: a stage that is admitted after that ends its job
+    /// itself. The folder counts as changed now.
+    pub(super) fn close(&self) -> io::Result<()> {
+        files::replace(self.open()?, CLOSED, b"")
+    }
+
+    /// True if [`Self::close`] was called, or the folder is gone.
+    pub(super) fn is_closed(&self) -> bool {
+        !self.exists() || fs::symlink_metadata(self.path.join(CLOSED)).is_ok()
+    }
+
+    /// Returns the time since the last `prepare`; `None` if it is not known.
+    pub(super) fn age(&self) -> Option<Duration> {
+        fs::symlink_metadata(self.path.join(MARKER)).and_then(|found| found.modified()).ok()?.elapsed().ok()
+    }
+
     /// Notes the id of a job before it is submitted. Does nothing without a folder.
     pub(super) fn add_job(&self, id: &str) -> io::Result<()> {
+        self.note(&format!("{id}\n"))
+    }
+
+    /// Notes that a job is gone from the daemon. Does nothing without a folder.
+    pub(super) fn drop_job(&self, id: &str) -> io::Result<()> {
+        self.note(&format!("{GONE_JOB}{id}\n"))
+    }
+
+    fn note(&self, line: &str) -> io::Result<()> {
         if !self.exists() {
             return Ok(());
         }
-        files::append(files::open_append(self.open()?, JOBS)?, format!("{id}\n").as_bytes())
+        files::append(files::open_append(self.open()?, JOBS)?, line.as_bytes())
     }
 
-    pub(super) fn jobs(&self) -> Vec<String> {
+    /// Returns the ids of the jobs that were submitted and may not be gone.
+    pub(super) fn jobs(&self) -> BTreeSet<String> {
         let text =
             self.open().and_then(|folder| files::read_file(folder, JOBS, MAX_FILE)).unwrap_or_default();
-        String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+        let mut jobs = BTreeSet::new();
+        for line in String::from_utf8_lossy(&text).lines() {
+            match line.strip_prefix(GONE_JOB) {
+                Some(id) => jobs.remove(id),
+                None => jobs.insert(line.to_owned()),
+            };
+        }
+        jobs
     }
 
     pub(super) fn daemon_state(&self) -> PathBuf {
@@ -416,25 +411,11 @@ impl AttemptFolder {
     }
 }
 
-impl Lock {
-    /// Removes the lock's file and releases the lock, because the attempt is over. A waiting call notices the removal.
-    pub(super) fn remove(self) -> io::Result<()> {
-        if is_at(&self.file, &self.path) { files::unlink(CWD, &self.path) } else { Ok(()) }
-    }
-}
-
 /// Drops an error of the kind `harmless`: everything is as it should be.
 fn unless(harmless: io::ErrorKind, result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() != harmless => Err(error),
         _ => Ok(()),
-    }
-}
-
-fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(open), Ok(there)) => (open.dev(), open.ino()) == (there.dev(), there.ino()),
-        _ => false,
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use rustix::process::Signal;
 
 use crate::custom_executor::runner::{Runner, Seen};
-use crate::support::{Daemon, kill, wait_for};
+use crate::support::{Daemon, Setup, kill, wait_for};
 
 /// Starts a stage that runs until it is ended, and waits for its begin.
 fn endless(runner: &mut Runner) -> crate::custom_executor::runner::Running {
@@ -186,4 +186,45 @@ fn a_daemon_that_cannot_be_reached_is_named() {
     daemon.kill();
     let call = runner.call(&["cleanup"]).fails_with(&["cannot reach the daemon"]);
     assert_eq!(call.stderr().lines().count(), 1, "{}", call.stderr());
+}
+
+/// What a daemon that is away may still run is ended once it is back (custom-executor.md §9).
+#[test]
+fn fault_115_jobs_of_a_daemon_that_is_away_are_ended_by_the_next_cleanup() {
+    let mut daemon = Daemon::start();
+    let mut runner = Runner::shared(&daemon.socket).option("--connect-timeout=1s").prepared();
+    runner.stage("prepare_script", "true").is(&Seen::Success);
+    let running = endless(&mut runner);
+    running.signal(Signal::KILL);
+    drop(running.end());
+    daemon.kill();
+    let call =
+        runner.call(&["cleanup"]).fails_with(&["build_script may be left there", "call cleanup again"]);
+    assert!(!call.stderr().contains("prepare_script"), "a stage that has ended: {}", call.stderr());
+    assert_eq!(call.stderr().lines().count(), 1, "{}", call.stderr());
+    assert!(!runner.processes().is_empty(), "the stage goes on");
+    daemon.restart();
+    runner.call(&["cleanup"]).is(&Seen::Success);
+    runner.left_nothing();
+    assert_eq!(daemon.folders(), [""; 0]);
+}
+
+/// A stage that waits for its place is not started after a `cleanup` that has found nothing to end.
+#[test]
+fn fault_116_a_stage_that_waits_for_admission_does_not_outlive_cleanup() {
+    let daemon = Setup::new().option("max-running", "1").option("max-queued", "0").start();
+    let mut first = Runner::shared(&daemon.socket).prepared();
+    let mut second = Runner::shared(&daemon.socket).variable("CI_JOB_ID", "78").prepared();
+    let running = endless(&mut first);
+    let begun = second.file("begun");
+    let waiting = second.start_stage("build_script", format!("touch {}", begun.display()));
+    let jobs = second.state().join("jobs");
+    wait_for("the note of the stage", || jobs.exists().then_some(()));
+    second.call(&["cleanup"]).is(&Seen::Success);
+    first.call(&["cleanup"]).is(&Seen::Success);
+    drop(running.end());
+    waiting.end().fails_with(&["cleanup has ended this job"]);
+    assert!(!begun.exists());
+    second.left_nothing();
+    assert_eq!(daemon.folders(), [""; 0]);
 }

@@ -151,13 +151,8 @@ fn a_full_queue_is_waited_out() {
     let mut second = Runner::shared(&daemon.socket).variable("CI_JOB_ID", "78").prepared();
     let running = waiting(&mut first);
     let refused = second.script(b"echo never");
-    let refused = second.call(&[
-        "--connect-timeout=2s",
-        "--admission-timeout=100ms",
-        "run",
-        refused.to_str().unwrap(),
-        "build_script",
-    ]);
+    let refused =
+        second.call(&["--admission-timeout=100ms", "run", refused.to_str().unwrap(), "build_script"]);
     refused.fails_with(&["refused for now", "queue_full"]);
     let patient = second.start_stage("build_script", "echo mine");
     std::fs::write(first.file("go"), "").unwrap();

@@ -51,7 +51,13 @@ fn a_folder_keeps_what_the_calls_know() {
     assert_eq!(state.meta(), Some(meta()));
     state.add_job("one").unwrap();
     state.add_job("two").unwrap();
-    assert_eq!(state.jobs(), ["one", "two"]);
+    assert!(state.jobs().iter().eq(["one", "two"]));
+    state.drop_job("one").unwrap();
+    assert!(state.jobs().iter().eq(["two"]), "a stage that is gone from the daemon");
+    state.close().unwrap();
+    assert!(state.is_closed());
+    state.make().unwrap();
+    assert!(!state.is_closed() && state.jobs().len() == 1, "prepared again");
     state.make().unwrap();
     assert!(state.is_left());
     state.remove().unwrap();
@@ -104,7 +110,7 @@ fn a_lock_whose_file_was_removed_locks_nothing() {
     });
     first.remove().unwrap();
     let second = waiting.join().unwrap();
-    assert!(is_at(&second.file, &second.path));
+    assert!(second.is_in_place());
 }
 
 #[test]
