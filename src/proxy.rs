@@ -247,9 +247,18 @@ fn connect(socket: &Socket, wait: Duration) -> Result<UnixStream, ProxyError> {
                 socket.check_peer(&connection)?;
                 return Ok(connection);
             }
+            Err(_) if socket.is_other_file() => {
+                let source = io::Error::other("the file there is not a socket");
+                return Err(ProxyError::Connect { path: socket.path().to_owned(), source });
+            }
             Err(source) => {
-                let absent =
-                    matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+                let absent = matches!(
+                    source.kind(),
+                    // Reset: the daemon ended before it accepted the connection.
+                    io::ErrorKind::NotFound
+                        | io::ErrorKind::ConnectionRefused
+                        | io::ErrorKind::ConnectionReset
+                );
                 if !absent || start.elapsed() >= wait {
                     return Err(ProxyError::Connect { path: socket.path().to_owned(), source });
                 }

@@ -240,7 +240,9 @@ fn missing_stale_and_strange_sockets_are_one_line_and_code_1() {
     }
     std::fs::remove_file(&scene.path).unwrap();
     std::fs::write(&scene.path, "").unwrap();
-    assert_one_line(&wait(scene.proxy()), "step-runner proxy: connect ");
+    let file = format!("step-runner proxy: connect {}: the file there is not a socket", scene.path.display());
+    // Nobody can come to listen there.
+    assert_one_line(&wait(command(&scene.path).args(["--wait", "1h"]).spawn().unwrap()), &file);
     let long = format!("/tmp/{}", "x".repeat(100));
     assert_one_line(
         &wait(command(Path::new(&long)).spawn().unwrap()),

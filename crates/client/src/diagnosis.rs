@@ -233,7 +233,8 @@ fn meaning(seen: &Seen<'_>) -> Meaning {
 fn of_proxy(said: &str) -> Option<Meaning> {
     let (_, reason) = said.split_once("step-runner proxy: connect")?;
     let line = reason.lines().next().unwrap_or_default();
-    let refused = ["permission denied", "belongs to user", "bytes long", "cannot find out who"];
+    let refused =
+        ["permission denied", "belongs to user", "bytes long", "cannot find out who", "is not a socket"];
     Some(if has(line, &refused) { Meaning::BadSocket } else { Meaning::NoDaemon })
 }
 

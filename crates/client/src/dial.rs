@@ -4,7 +4,6 @@
 //! once the far side begins to speak HTTP/2. An earlier end is a [`DialError`] by the table of connectors.md §5.
 
 use std::io;
-use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -189,17 +188,13 @@ fn refused(socket: &Socket, source: io::Error) -> DialError {
     let path = socket.path().to_owned();
     match source.kind() {
         // Connecting to a regular file is "refused" too.
-        io::ErrorKind::ConnectionRefused if is_other_file(socket) => DialError::NotASocket,
+        io::ErrorKind::ConnectionRefused if socket.is_other_file() => DialError::NotASocket,
         // Reset: the daemon ended before it accepted the connection.
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
             DialError::NoDaemon { path, source }
         }
         _ => DialError::Connect { path, source },
     }
-}
-
-fn is_other_file(socket: &Socket) -> bool {
-    std::fs::metadata(socket.path()).is_ok_and(|file| !file.file_type().is_socket())
 }
 
 #[cfg(test)]

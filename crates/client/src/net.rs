@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Environment variable that names the socket.
@@ -85,6 +86,11 @@ impl Socket {
     /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// True if the file there is not a socket. The kernel refuses a connection to it as if nobody listened.
+    pub fn is_other_file(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|file| !file.file_type().is_socket())
     }
 
     /// Refuses a connection to a default socket whose listener is neither root nor this process's own user: anyone can

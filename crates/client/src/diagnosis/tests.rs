@@ -246,6 +246,8 @@ fn a_daemon_that_is_not_there_yet_is_tried_again_and_a_socket_of_others_is_not()
         assert_eq!(judge(kind, code(1), absent), Meaning::NoDaemon);
         let closed = "step-runner proxy: connect /s: Permission denied (os error 13)";
         assert_eq!(judge(kind, code(1), closed), Meaning::BadSocket);
+        let file = "step-runner proxy: connect /s: the file there is not a socket";
+        assert_eq!(judge(kind, code(1), file), Meaning::BadSocket);
         let foreign = "step-runner proxy: connect: the socket /s belongs to user 7; if you trust it, name it";
         assert_eq!(judge(kind, code(1), foreign), Meaning::BadSocket);
     }
