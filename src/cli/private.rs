@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use super::interrupts::Interrupts;
+use tokio::time::timeout;
+
+use super::interrupts::{Interrupts, LAST_ANSWER_WAIT};
 use crate::app::PrivateDaemon;
 use crate::config::{Config, EnvBase};
 use crate::error::{Exit, Failure};
@@ -14,16 +16,16 @@ use crate::net::MAX_SOCKET_PATH;
 /// Bytes that the names of folder and socket add to the path of the parent.
 const ROOM: usize = "/step-runner-0123456789abcdef/step-runner.sock".len();
 
-/// Starts a daemon on a new folder. After a signal the daemon is ended as soon as it has started: a start that is given up
-/// would leave its folder.
+/// Starts a daemon on a new folder. After a signal, or several, the daemon is ended as soon as it has started: a start that
+/// is given up would leave its folder.
 pub(super) async fn start(env_base: EnvBase, interrupts: &mut Interrupts) -> Result<PrivateDaemon, Failure> {
     let starting = start_at_once(env_base);
     tokio::pin!(starting);
     let started = interrupts.unless_interrupted(&mut starting).await;
     if started.as_ref().is_err_and(|failure| failure.exit().is_by_signal()) {
         let tidy = async { end(starting.await?, true).await };
-        // A second signal ends the wait.
-        interrupts.unless_interrupted(tidy).await.ok();
+        // A start takes some milliseconds. Two signals in that time come from one hand, or from `timeout`.
+        drop(timeout(LAST_ANSWER_WAIT, tidy).await);
     }
     started
 }

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 
 use super::{Scene, failing_job, program, stderr};
 use crate::fake::{Daemon, Job, entry, results};
+use crate::support::{names, wait_for};
 use tonic::Status;
 
 /// Starts `run` with a job that prints one line and goes on running. Waits for the line.
@@ -60,6 +61,24 @@ fn a_signal_ends_a_run_that_waits_for_its_document() {
     send(&child, Signal::TERM);
     assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
     drop(writer);
+}
+
+#[test]
+fn signals_while_the_own_daemon_starts_leave_no_folder() {
+    let (temp, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let steps = other.path().join("steps.yml");
+    std::fs::write(&steps, "[{name: a, script: 'sleep 0.05'}]").unwrap();
+    for _ in 0..20 {
+        let mut command = program(&["run", steps.to_str().unwrap()]);
+        let mut child =
+            command.stdout(Stdio::null()).env("TMPDIR", temp.path()).stderr(Stdio::null()).spawn().unwrap();
+        wait_for("the daemon's folder", || (!names(temp.path()).is_empty()).then_some(()));
+        for _ in 0..2 {
+            send(&child, Signal::TERM);
+        }
+        child.wait().unwrap();
+        wait_for("its removal", || names(temp.path()).is_empty().then_some(()));
+    }
 }
 
 #[test]
