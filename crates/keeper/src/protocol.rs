@@ -176,6 +176,18 @@ pub enum Request {
     Bye,
 }
 
+impl Request {
+    /// Returns the question of a daemon that watches its keeper: any answer is a sign of life.
+    pub const fn sign_of_life() -> Self {
+        Self::ReadUsages { keys: Vec::new() }
+    }
+
+    /// True if this is [`Self::sign_of_life`], which comes every second and is no work.
+    pub(crate) const fn is_sign_of_life(&self) -> bool {
+        matches!(self, Self::ReadUsages { keys } if keys.is_empty())
+    }
+}
+
 /// Settings that a daemon hands on (service.md §6).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperSettings {

@@ -100,8 +100,7 @@ impl KeeperPort {
             sleep(WATCH_EVERY).await;
             let Some(link_now) = link.upgrade().filter(|link| !link.is_over()) else { return };
             if self.registry.has_living() || link_now.is_waiting() {
-                // Nothing is read: any answer is a sign of life.
-                let asked = self.ask_promptly(&link_now, Request::ReadUsages { keys: Vec::new() }).await;
+                let asked = self.ask_promptly(&link_now, Request::sign_of_life()).await;
                 if matches!(asked, Err(LinkError::Silent))
                     && let Err(problem) = self.end_silent().await
                 {

@@ -105,6 +105,16 @@ fn mapped_program(pid: i32) -> u64 {
     total
 }
 
+/// Waits until daemon and keeper have given back half of the program's pages that they use now.
+async fn give_pages_back(daemon: &Daemon) {
+    let pids = [daemon.pid(), daemon.keeper_pid().unwrap()];
+    let before = pids.map(mapped_program);
+    until("pages are given back", || {
+        pids.iter().zip(before).all(|(pid, before)| mapped_program(*pid) < before / 2)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_daemon_and_a_keeper_without_work_give_the_pages_of_the_program_back() {
     // Only root can read the daemon's memory maps.
@@ -115,13 +125,22 @@ async fn a_daemon_and_a_keeper_without_work_give_the_pages_of_the_program_back()
     let client = daemon.client().await;
     client.run("1", "echo on").await;
     client.ended("1").await;
-    let pids = [daemon.pid(), daemon.keeper_pid().unwrap()];
-    let before = pids.map(mapped_program);
     client.try_finish("1").await.unwrap();
-    until("pages are given back", || {
-        pids.iter().zip(before).all(|(pid, before)| mapped_program(*pid) < before / 2)
-    })
-    .await;
+    give_pages_back(&daemon).await;
     client.run("2", "echo on").await;
     assert_eq!(client.ended("2").await.exit_code, 0);
+}
+
+/// A daemon asks its keeper for a sign of life meanwhile, which is no work.
+#[tokio::test]
+async fn a_keeper_whose_jobs_say_nothing_gives_the_pages_of_the_program_back() {
+    if !is_root("a_keeper_whose_jobs_say_nothing_gives_the_pages_of_the_program_back") {
+        return;
+    }
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("1", "echo on; exec sleep 600").await;
+    client.prints("1", "on").await;
+    give_pages_back(&daemon).await;
+    client.finish("1").await;
 }

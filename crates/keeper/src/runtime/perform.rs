@@ -15,7 +15,10 @@ impl Keeper {
     /// Performs a request of connection `number`.
     pub(super) fn request(&mut self, number: u32, frame: ToKeeper) {
         let now = Instant::now();
-        self.rest.busy(now);
+        // Otherwise the program's pages would stay mapped as long as a daemon watches us.
+        if !frame.request.is_sign_of_life() {
+            self.rest.busy(now);
+        }
         let to = ReplyTo { connection: number, id: frame.id };
         self.core.perform(to, frame.request, now);
         self.drive();
