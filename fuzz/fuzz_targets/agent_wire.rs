@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use step_runner_agent::answer::{Answer, text};
-use step_runner_agent::environment::{Address, AuthFile, aliases, image, is_reference, pull_failure, Rules};
+use step_runner_agent::environment::{Address, AuthFile, Rules, aliases, image, is_reference, pull_failure};
 use step_runner_agent::payload;
 use step_runner_agent::routing::{Base, Ticket};
 use step_runner_agent::time::{date, http_date};
@@ -27,7 +27,10 @@ fuzz_target!(|bytes: &[u8]| {
     let pairs = input.lines().filter_map(|line| line.split_once(':'));
     drop(Answer::read(202, pairs));
     let tokens = [Routable::of_runner_token(input), Routable::of_job_token(input)];
-    assert!(tokens.iter().flatten().all(|found| found.cell.is_some()), "a token that names no cell is not routable");
+    assert!(
+        tokens.iter().flatten().all(|found| found.cell.is_some()),
+        "a token that names no cell is not routable"
+    );
     assert!(http_date(input).is_none() || date(input).is_none(), "a date has one form");
     if let Ok(token) = Token::new(input) {
         assert!(token.expose().bytes().all(|byte| byte.is_ascii_graphic()));
@@ -41,7 +44,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let logins = [AuthFile::parse(input).unwrap_or_default()];
     assert!(AuthFile::first(&logins, "").is_none() && !pull_failure(input).hint().is_empty());
-    assert!(image(Some(input), &Rules::default()).is_ok_and(|name| is_reference(&name)) || !is_reference(input.trim()));
+    assert!(
+        image(Some(input), &Rules::default()).is_ok_and(|name| is_reference(&name))
+            || !is_reference(input.trim())
+    );
     let (free, _) = aliases(input, Some(input), &[]);
     assert!(free.iter().all(|name| !name.starts_with('-') && name.is_ascii()));
 });

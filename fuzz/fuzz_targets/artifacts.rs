@@ -65,7 +65,8 @@ fn zipped(input: &[u8]) -> Option<Vec<u8>> {
     let mut zip = ZipWriter::new(std::io::Cursor::new(Vec::new()));
     for (kind, name, content) in entries(input) {
         let method = if kind & 4 == 0 { CompressionMethod::Stored } else { CompressionMethod::Deflated };
-        let options = SimpleFileOptions::default().compression_method(method).unix_permissions(u32::from(kind) << 4);
+        let options =
+            SimpleFileOptions::default().compression_method(method).unix_permissions(u32::from(kind) << 4);
         match kind & 3 {
             0 => zip.add_directory(name, options).ok()?,
             1 => zip.add_symlink(name, String::from_utf8_lossy(content), options).ok()?,

@@ -44,8 +44,14 @@ fuzz_target!(|text: &str| {
     let file = match read(&source) {
         Ok(file) => file,
         Err(findings) => {
-            assert!(findings.iter().any(|finding| finding.severity == Severity::Error), "refused without an error");
-            assert!(findings.iter().all(|finding| finding.at.line >= 1 && finding.at.column >= 1), "no place");
+            assert!(
+                findings.iter().any(|finding| finding.severity == Severity::Error),
+                "refused without an error"
+            );
+            assert!(
+                findings.iter().all(|finding| finding.at.line >= 1 && finding.at.column >= 1),
+                "no place"
+            );
             return;
         }
     };

@@ -23,7 +23,8 @@ fuzz_target!(|writes: Vec<(bool, u8, Vec<u8>)>| {
     }
 
     let mut read = [Vec::new(), Vec::new()];
-    let mut give = |kind: LogChannel, bytes: &[u8]| read[usize::from(kind == LogChannel::Err)].extend_from_slice(bytes);
+    let mut give =
+        |kind: LogChannel, bytes: &[u8]| read[usize::from(kind == LogChannel::Err)].extend_from_slice(bytes);
     let mut joiner = Joiner::new();
     let parsed = Parser::new(Check::Strict).push(&log, |line| match line {
         Line::Entry(entry) => joiner.push(&entry, |key, bytes| give(key.kind, bytes)),

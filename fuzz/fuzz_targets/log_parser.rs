@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use step_runner::log::line::{Check, Joiner, SourceKey, Line, Parser};
+use step_runner::log::line::{Check, Joiner, Line, Parser, SourceKey};
 use step_runner::log::pretty::{Format, Options, Output, Printer};
 
 fn read(log: &[u8], piece: usize) -> Vec<(SourceKey, Vec<u8>)> {
