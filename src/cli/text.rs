@@ -1,8 +1,8 @@
 //! Text that cannot leave its line: cleaning, measuring and wrapping.
 
-use std::fmt::Write as _;
-
 use unicode_width::UnicodeWidthChar as _;
+
+use crate::model::text::{code_point, is_directional};
 
 /// Columns from one tab stop to the next.
 const TAB: usize = 8;
@@ -19,7 +19,7 @@ pub(super) fn clean(name: &str) -> String {
         if character.is_control() {
             out.extend(character.escape_default());
         } else if is_directional(character) {
-            push_code_point(character, &mut out);
+            out.push_str(&code_point(character));
         } else {
             out.push(character);
         }
@@ -56,16 +56,6 @@ pub(super) fn cut(text: &str, limit: usize) -> String {
         out.push('…');
     }
     out
-}
-
-/// True for the marks that reorder what follows them on a terminal, and for separators of lines.
-const fn is_directional(character: char) -> bool {
-    matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-fn push_code_point(character: char, out: &mut String) {
-    // Writing to memory does not fail.
-    write!(out, "<U+{:04X}>", u32::from(character)).ok();
 }
 
 /// Returns an upper bound of the columns of a character. Terminals differ about emoji: the variation selector that asks
@@ -125,9 +115,7 @@ pub(super) fn wrap(text: &str, limit: usize, base: &str, row: impl FnMut(&str)) 
             Piece::Character(' ') => wrapping.space(1),
             Piece::Character('\t') => wrapping.tab(),
             Piece::Character(character) if is_directional(character) => {
-                let mut visible = String::new();
-                push_code_point(character, &mut visible);
-                visible.chars().for_each(|character| wrapping.character(character));
+                code_point(character).chars().for_each(|character| wrapping.character(character));
             }
             Piece::Character(character) if character.is_control() => {
                 character.escape_default().for_each(|character| wrapping.character(character));

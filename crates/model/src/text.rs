@@ -80,6 +80,16 @@ pub fn with_last_exit_status(message: &str) -> String {
     without_exit_status(before) + end
 }
 
+/// True for the marks that reorder what follows them on a terminal, and for separators of lines.
+pub const fn is_directional(character: char) -> bool {
+    matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Returns the form in which people see a character that is not to have its effect: `<U+202E>`.
+pub fn code_point(character: char) -> String {
+    format!("<U+{:04X}>", u32::from(character))
+}
+
 /// Formats a number of bytes for people: `49.9 MiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];

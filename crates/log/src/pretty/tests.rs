@@ -223,6 +223,16 @@ fn other_control_bytes_become_visible() {
 }
 
 #[test]
+fn marks_that_turn_a_line_around_become_visible_in_pretty_alone() {
+    let turned = "a\u{202e}b\u{2066}\u{200f}\u{61c}c\u{2028}d\u{200b}";
+    let seen = "a<U+202E>b<U+2066><U+200F><U+061C>c<U+2028>d\u{200b}";
+    assert_eq!(pretty(&[("01O ", turned)]), format!("00:00:00.678 out  {seen}\n"));
+    let wire = wire(&[("01O ", turned)]);
+    assert_eq!(print(Format::Plain { merge: false }, &wire).stdout, format!("{turned}\n").into_bytes());
+    assert_eq!(print(Format::Raw, &wire).stdout, wire);
+}
+
+#[test]
 fn section_markers_become_headings_or_nothing() {
     let start = "\x1b[0Ksection_start:1:build_it[collapsed=true]\r\x1b[0K";
     let end = "section_end:2:build_it\r\x1b[0K";

@@ -1,6 +1,7 @@
 //! Makes text safe to show to a person: control sequences and section markers (logs.md §8).
 
 use memchr::memchr;
+use step_runner_model::text::{code_point, is_directional};
 
 const ESC: u8 = 0x1b;
 const BEL: u8 = 0x07;
@@ -8,7 +9,8 @@ const BEL: u8 = 0x07;
 /// Appends `text` to `out` in a form that cannot control the terminal.
 ///
 /// With `color`, colour sequences pass, and a reset closes them at the end. Other CSI and OSC sequences are removed.
-/// Other control bytes except TAB, and bytes that are not UTF-8, become `\xNN`.
+/// Other control bytes except TAB, and bytes that are not UTF-8, become `\xNN`. Marks that change the direction of writing
+/// become `<U+NNNN>`.
 pub(super) fn show(text: &[u8], color: bool, out: &mut Vec<u8>) {
     let mut rest = text;
     let mut colored = false;
@@ -49,6 +51,8 @@ fn show_special(run: &[u8], out: &mut Vec<u8>) {
             // U+0080 to U+009F are control characters too: some terminals read U+009B as a CSI.
             if character.is_control() {
                 show_hex(bytes, out);
+            } else if is_directional(character) {
+                out.extend_from_slice(code_point(character).as_bytes());
             } else {
                 out.extend_from_slice(bytes);
             }
