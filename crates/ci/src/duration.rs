@@ -18,6 +18,18 @@ const LONGEST: u64 = 10 * 365 * 86_400;
 
 /// Parses a duration of at least one second. A number without a unit is one of seconds.
 pub(crate) fn parse(text: &str) -> Option<Duration> {
+    seconds(text)
+        .filter(|seconds| *seconds <= LONGEST as f64)
+        .map(|seconds| Duration::from_secs(seconds as u64))
+}
+
+/// True for the time after which a server removes something: a duration of any length, or `never`.
+pub(crate) fn is_expiry(text: &str) -> bool {
+    text.eq_ignore_ascii_case("never") || seconds(text).is_some()
+}
+
+/// Returns the seconds of a duration of at least one.
+fn seconds(text: &str) -> Option<f64> {
     let mut seconds = 0_f64;
     let mut rest = text.trim();
     while !rest.is_empty() {
@@ -35,7 +47,7 @@ pub(crate) fn parse(text: &str) -> Option<Duration> {
         rest = behind.get(letters..)?.trim_start_matches(|c: char| c == ',' || c.is_whitespace());
         rest = rest.strip_prefix("and ").unwrap_or(rest).trim_start();
     }
-    (seconds >= 1.0 && seconds <= LONGEST as f64).then(|| Duration::from_secs(seconds as u64))
+    (seconds >= 1.0 && seconds.is_finite()).then_some(seconds)
 }
 
 #[cfg(test)]
@@ -63,6 +75,16 @@ mod tests {
         for text in ["", "h", "1 fortnight", "-1h", "0", "1e9y", "100000y", "3651d", "0.9s", "1..5h", "never"]
         {
             assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn artifacts_expire_after_any_time_or_never() {
+        for text in ["1 week", "3 mins 4 sec", "2h20min", "47 yrs 6 mos and 4d", "42", "never", "Never"] {
+            assert!(is_expiry(text), "{text}");
+        }
+        for text in ["", "soon", "0", "never ever", "1 fortnight"] {
+            assert!(!is_expiry(text), "{text}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use step_runner_model::text::quote;
 
+use super::noted;
 use crate::finding::{Findings, join};
 use crate::node::{Node, Place};
 
@@ -76,6 +77,9 @@ pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<A
     let map = findings.mapping(node, path, &KEYS)?;
     for (name, entry) in map.iter().filter(|(name, _)| NOTED.contains(&name.as_str())) {
         findings.note(format!("artifacts:{name}"), &entry.key);
+    }
+    if let Some(time) = node.get("expire_in") {
+        noted::expire_in(time, &join(path, "expire_in"), findings);
     }
     let globs = |name: &str, findings: &mut Findings| {
         let node = node.get(name);

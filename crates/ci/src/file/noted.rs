@@ -49,6 +49,16 @@ fn start_in(node: &Node, path: &str, findings: &mut Findings) {
     }
 }
 
+/// Checks `expire_in` of artifacts.
+pub(super) fn expire_in(node: &Node, path: &str, findings: &mut Findings) {
+    if let Some(text) = findings.scalar(node, path)
+        && !duration::is_expiry(&text)
+    {
+        let help = "write one such as \"1 week\", or \"never\"";
+        findings.error_with_help(&node.place, path, "it is no duration", help);
+    }
+}
+
 /// Checks that a job or rule has `start_in` if it is delayed, and only then.
 pub(super) fn check_delay(node: &Node, when: Option<&str>, path: &str, findings: &mut Findings) {
     match (when == Some("delayed"), node.get("start_in")) {

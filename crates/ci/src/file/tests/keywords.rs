@@ -172,6 +172,8 @@ fn values_that_are_none_are_told_with_their_remedy() {
         ("script: x, cache: {key: {files: []}}", "one or two files make the key"),
         ("script: x, cache: {key: {files: [a, b, c]}}", "one or two files make the key"),
         ("script: x, cache: {key: {prefix: p}}", "it has neither \"files\" nor \"files_commits\""),
+        ("script: x, artifacts: {expire_in: soon}", "a.artifacts.expire_in: it is no duration"),
+        ("script: x, artifacts: {expire_in: [1 week]}", "expected a text"),
         ("script: x, timeout: soon", "\"soon\" is no duration"),
         ("script: x, allow_failure: maybe", "expected true or false"),
         ("script: x, allow_failure: {exit_codes: 256}", "a whole number from 0 to 255"),
