@@ -11,7 +11,7 @@ use step_runner::job::machine::Machine;
 use step_runner::lang::ast::{Reference, Template};
 use step_runner::lang::diagnostic::Position;
 use step_runner::lang::environment::Environment;
-use step_runner::lang::eval::{Context, EndedStep, Steps};
+use step_runner::lang::eval::{Context, EndedStep, Steps, StepsAhead};
 use step_runner::lang::template;
 use step_runner::lang::value::{EvaluatedText, Value};
 use step_runner::model::ExitStatus;
@@ -158,6 +158,7 @@ impl World {
             vars: &self.vars,
             inputs: &self.inputs,
             steps: &self.steps,
+            ahead: StepsAhead::default(),
             run: None,
             matrix: None,
             func_dir: "/builds/group/project/build",

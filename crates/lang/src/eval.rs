@@ -1,6 +1,7 @@
 //! Evaluates templates (language.md §8–§11). Reads what a [`Scope`] provides and changes nothing. Errors name the
 //! missing item and the known ones, never a value.
 
+mod ahead;
 mod budget;
 mod expression;
 mod functions;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
+pub use ahead::{StepsAhead, beside, later};
 pub use expression::{meant, render};
 pub use functions::Function;
 pub use scope::{Context, EndedStep, Item, ListState, NAMES, Returned, Scope, Steps};

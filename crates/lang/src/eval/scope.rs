@@ -7,6 +7,7 @@ use std::rc::Rc;
 use indexmap::IndexMap;
 use step_runner_model::StepOutcome;
 
+use super::ahead::StepsAhead;
 use super::budget::{Budget, Exhausted};
 use super::functions::Function;
 use super::operators::is_truthy;
@@ -173,6 +174,8 @@ pub struct Context<'a> {
     pub inputs: &'a IndexMap<String, Value>,
     /// `steps`: earlier steps of the same list.
     pub steps: &'a Steps,
+    /// All steps of that list. Empty outside of lists.
+    pub ahead: StepsAhead<'a>,
     /// `run`: state of the list. `None` outside of lists.
     pub run: Option<ListState>,
     /// `matrix`: values of this member. `None` outside of a step with `matrix`.
@@ -212,7 +215,7 @@ impl Scope for Context<'_> {
             "env" => Item::Env(self.env),
             "vars" | "job" => Item::Map(self.vars),
             "inputs" => Item::Map(self.inputs),
-            "steps" => Item::Steps(self.steps),
+            "steps" => Item::Steps(self.steps, self.ahead),
             "run" => Item::Run(self.run?),
             "matrix" => Item::Map(self.matrix?),
             "func_dir" | "step_dir" => text(self.func_dir),
@@ -255,8 +258,8 @@ pub enum Item<'a> {
     Map(&'a IndexMap<String, Value>),
     /// The object `env`.
     Env(&'a Environment),
-    /// The object `steps`.
-    Steps(&'a Steps),
+    /// The object `steps`, and the steps that are not in it yet.
+    Steps(&'a Steps, StepsAhead<'a>),
     /// An ended step and its name.
     Step(&'a str, &'a EndedStep),
     /// Outputs of an ended step, and the reason if it has none.
@@ -290,9 +293,12 @@ impl<'a> Item<'a> {
                 Some(value) => Ok(Item::Value(Cow::Owned(value))),
                 None => Err(missing(tell, || env.names().into_iter().map(Cow::into_owned).collect())),
             },
-            Item::Steps(steps) => match steps.get_key_value(key) {
+            Item::Steps(steps, ahead) => match steps.get_key_value(key) {
                 Some((name, step)) => Ok(Item::Step(name, step)),
-                None => Err(missing(tell, || steps.keys().cloned().collect())),
+                None => Err(match tell.then(|| ahead.reason(key)).flatten() {
+                    Some(reason) => NoMember::Because(reason),
+                    None => missing(tell, || steps.keys().cloned().collect()),
+                }),
             },
             Item::Step(name, step) => step_member(name, step, key, tell),
             Item::Outputs(outputs, lack) => match (outputs.get(key), lack) {
@@ -348,7 +354,7 @@ impl<'a> Item<'a> {
                 let members = env.to_object();
                 (!members.is_empty(), marked(&members)?)
             }
-            Item::Steps(steps) => {
+            Item::Steps(steps, _) => {
                 let any = steps.values().try_fold(false, |any, step| Ok(is_marked(step)? || any));
                 (!steps.is_empty(), any?)
             }
@@ -366,7 +372,7 @@ impl<'a> Item<'a> {
             Item::Map(members) | Item::Outputs(members, _) => object(members.clone()),
             Item::Env(env) => object(env.to_object()),
             Item::Step(_, step) => object(step.to_object()),
-            Item::Steps(steps) => object(
+            Item::Steps(steps, _) => object(
                 steps.iter().map(|(name, step)| (name.clone(), Value::object(step.to_object()))).collect(),
             ),
             Item::Run(state) => object(IndexMap::from([("status".to_owned(), Value::text(state.word()))])),

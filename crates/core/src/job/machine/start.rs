@@ -8,7 +8,7 @@ use step_runner_lang::ast::{Body, Function, Invocation, Reference, Step};
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::document::CALL_LIMIT;
 use step_runner_lang::environment::Environment;
-use step_runner_lang::eval::{Context, Steps};
+use step_runner_lang::eval::{Context, Steps, StepsAhead};
 use step_runner_lang::reference;
 use step_runner_lang::value::{EvaluatedText, Value};
 use step_runner_log::words::{DaemonLine, FetchedVersion};
@@ -20,7 +20,7 @@ use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
 
-use super::call::{Call, Domain, Entry, Loading, StepAt, Work};
+use super::call::{Call, Domain, Entry, Loading, StepAt, Work, steps_of};
 use super::ends::to_shown;
 use super::failure::Failure;
 use super::{Machine, ROOT, Root};
@@ -317,11 +317,15 @@ impl Machine {
         let list = self.list(caller)?;
         let member = self.calls.get(&id).filter(|_| id != caller).and_then(|call| call.member.as_ref());
         let view = self.view(&list.inputs, &list.steps, &list.func_dir, &list.files, environment);
+        let steps = steps_of(&list.loaded);
+        let own = self.calls.get(&id).filter(|_| id != caller).and_then(|call| call.step.as_ref());
+        let group = own.and_then(|own| steps.get(own.index)).map_or(&[][..], Step::members);
+        let ahead = StepsAhead { list: steps, group };
         let matrix = member.and_then(|member| member.values.as_deref());
         // The members of a group see the state before it (flow.md §5).
         let inside = self.chain(id).take_while(|(around, _)| *around != caller);
         let before = inside.filter_map(|(_, call)| call.group()).map(|group| group.before).next();
-        Some(Context { run: Some(before.unwrap_or_else(|| list.state())), matrix, ..view })
+        Some(Context { run: Some(before.unwrap_or_else(|| list.state())), matrix, ahead, ..view })
     }
 
     /// Returns the context for expressions of a function that is about to begin: none of its steps has run.
@@ -342,6 +346,7 @@ impl Machine {
             vars: &self.constants.vars,
             inputs,
             steps,
+            ahead: StepsAhead::default(),
             run: None,
             matrix: None,
             func_dir,

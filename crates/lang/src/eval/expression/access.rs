@@ -93,6 +93,9 @@ impl<'s> Evaluator<'s> {
             // A computed key may be a secret, so the error shows only the names that exist.
             (object, Data::String(key)) => object.member(key, self.tells()).map_err(|why| match why {
                 NoMember::Missing(known) => self.missing_key(index, key, before, known),
+                NoMember::Because(why) if matches!(index.kind, ExpressionKind::Literal(_)) => {
+                    self.lacking(index.at, || format!("{}[{}]: ", before(), shown(index)), key, why)
+                }
                 NoMember::Because(why) => self.error(Class::NotFound, index.at, "").with_help(why),
                 NoMember::NotAnObject(_) => self.error(Class::Type, at, "not an object"),
             })?,

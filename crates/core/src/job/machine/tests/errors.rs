@@ -144,6 +144,36 @@ fn failures_have_the_place_of_what_is_wrong_and_its_path() {
 }
 
 #[test]
+fn a_step_that_comes_later_is_told_from_one_that_is_not_there() {
+    let later = "\"b\" was not found (the step stands at line 2; only steps before this one can be used)";
+    let beside = "\"n\" was not found (members of a group do not see each other: they run side by side)";
+    let group = |member: &str| {
+        format!(
+            "- name: g\n  parallel:\n  - {{name: m, {member}}}\n  - {{name: n, script: x}}\n- {{name: b, script: x}}"
+        )
+    };
+    for (steps, told) in [
+        ("- {name: a, script: '${{ steps.b.outputs.x }}'}\n- {name: b, script: x}".to_owned(), later),
+        ("- {name: a, script: '${{ steps[\"b\"].outputs.x }}'}\n- {name: b, script: x}".to_owned(), later),
+        (
+            "- {name: a, script: x}\n- {name: b, script: x, if: '${{ steps.b.status == 1 }}'}".to_owned(),
+            later,
+        ),
+        (
+            "- {name: a, script: '${{ steps.c.outputs.x }}'}\n- {name: b, script: x}".to_owned(),
+            "\"c\" was not found (no step of this list comes before)",
+        ),
+        (group("script: '${{ steps.n.outputs.x }}'"), beside),
+        (group("if: '${{ steps.n.status == 1 }}', script: x"), beside),
+        (group("script: '${{ steps.b.outputs.x }}'"), "\"b\" was not found (the step stands at line 5; "),
+    ] {
+        let trace = world("").run_steps(&steps);
+        let message = &trace.outcome().message;
+        assert!(message.contains(told), "{steps}: {message}");
+    }
+}
+
+#[test]
 fn a_delegate_that_has_failed_is_shown_where_it_is_named() {
     let run = "run: [{name: a, func: ../badenv, continue_on_error: true}]";
     let text = format!("spec: {{outputs: delegate}}\n---\n{run}\ndelegate: a\n");

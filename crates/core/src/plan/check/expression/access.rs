@@ -151,11 +151,7 @@ impl<'a> Expressions<'a> {
         if let Some(place) = names.coming.get(name) {
             let error =
                 Diagnostic::error(Class::NotFound, self.file, at, format!("{shown}\"{name}\" was not found"));
-            let help = if names.members.contains(&name) {
-                "members of a group do not see each other: they run side by side".to_owned()
-            } else {
-                format!("the step stands at line {}; only steps before this one can be used", place.line)
-            };
+            let help = if names.members.contains(&name) { eval::beside() } else { eval::later(*place) };
             self.report(error.with_help(help), reach);
         } else if !names.open {
             self.not_found(shown, name, at, names.finished.keys(), reach);
