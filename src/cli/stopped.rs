@@ -93,7 +93,7 @@ pub(super) fn command_line_in(document: &str, file: &str, from: usize, index: us
     let Body::Run(run) = &function.definition.body else { return None };
     let step = run.steps.iter().find(|step| usize::try_from(step.at.line) == Ok(from))?;
     let (_, script) = step.inputs.iter().find(|(name, _)| name.as_literal() == Some("script"))?;
-    let TemplateValue::Array(commands) = script else { return None };
+    let TemplateValue::Array(commands, _) = script else { return None };
     usize::try_from(commands.get(index)?.at()?.line).ok()
 }
 

@@ -211,8 +211,8 @@ fn evaluate_nested(
 ) -> Result<Value, Diagnostic> {
     let inside = levels.saturating_sub(1);
     match value {
-        TemplateValue::Written(_, text) if declared == Some(ValueType::String) => Ok(Value::text(&**text)),
-        TemplateValue::Constant(constant) | TemplateValue::Written(constant, _) => Ok(constant.clone()),
+        TemplateValue::Written(_, text, _) if declared == Some(ValueType::String) => Ok(Value::text(&**text)),
+        TemplateValue::Constant(constant) | TemplateValue::Written(constant, ..) => Ok(constant.clone()),
         TemplateValue::BeyondRange(number) if declared == Some(ValueType::String) => {
             Ok(Value::text(number.as_literal().unwrap_or_default()))
         }
@@ -226,12 +226,12 @@ fn evaluate_nested(
             let message = format!("value nested deeper than {VALUE_DEPTH}");
             Err(Diagnostic::error(Class::Limit, &template.file, template.at, message))
         }
-        TemplateValue::Array(items) => {
+        TemplateValue::Array(items, _) => {
             let items: Result<Vec<Value>, Diagnostic> =
                 items.iter().map(|item| evaluate_nested(item, None, scope, budget, inside)).collect();
             Ok(Value::array(items?))
         }
-        TemplateValue::Object(members) => {
+        TemplateValue::Object(members, _) => {
             let members: Result<IndexMap<String, Value>, Diagnostic> = members
                 .iter()
                 .map(|(key, member)| Ok((key.clone(), evaluate_nested(member, None, scope, budget, inside)?)))

@@ -47,9 +47,9 @@ fn known_members(step: &Step, matrix: &Matrix) -> Option<Vec<String>> {
 
 fn literal(value: &TemplateValue) -> Option<Value> {
     match value {
-        TemplateValue::Constant(value) | TemplateValue::Written(value, _) => Some(value.clone()),
+        TemplateValue::Constant(value) | TemplateValue::Written(value, ..) => Some(value.clone()),
         TemplateValue::Text(template) => template.as_literal().map(Value::text),
-        TemplateValue::BeyondRange(_) | TemplateValue::Array(_) | TemplateValue::Object(_) => None,
+        TemplateValue::BeyondRange(_) | TemplateValue::Array(..) | TemplateValue::Object(..) => None,
     }
 }
 

@@ -166,41 +166,63 @@ pub enum BinaryOperator {
     Remainder,
 }
 
-/// Any YAML value whose strings are templates.
-#[derive(Clone, Debug, PartialEq)]
+/// Any YAML value whose strings are templates. Places do not count when two are compared.
+#[derive(Clone, Debug)]
 pub enum TemplateValue {
     /// Null, or a boolean or number that is an output or nested in a list or mapping. It stays as it is.
     Constant(Value),
     /// A boolean or number given to an input, with its source text for an input declared as string (`3.10`, not `3.1`).
-    Written(Value, Box<str>),
+    Written(Value, Box<str>, Position),
     /// A number given to an input that is beyond the range of doubles, as its source text. Only an input declared as
     /// string takes it: a commit hash such as `7e12345` looks like a number.
     BeyondRange(Template),
     /// A string.
     Text(Template),
     /// A list.
-    Array(Vec<TemplateValue>),
+    Array(Vec<TemplateValue>, Position),
     /// A mapping; nested keys are not templates.
-    Object(IndexMap<String, TemplateValue>),
+    Object(IndexMap<String, TemplateValue>, Position),
 }
 
 impl TemplateValue {
     /// Returns the type known without a run: `Some(None)` for null, `None` if an expression decides it.
     pub fn written_type(&self) -> Option<Option<ValueType>> {
         match self {
-            Self::Constant(value) | Self::Written(value, _) => Some(value.value_type()),
+            Self::Constant(value) | Self::Written(value, ..) => Some(value.value_type()),
             Self::BeyondRange(_) => Some(Some(ValueType::Number)),
             Self::Text(template) => template.as_literal().map(|_| Some(ValueType::String)),
-            Self::Array(_) => Some(Some(ValueType::Array)),
-            Self::Object(_) => Some(Some(ValueType::Struct)),
+            Self::Array(..) => Some(Some(ValueType::Array)),
+            Self::Object(..) => Some(Some(ValueType::Struct)),
         }
     }
 
-    /// Returns the place of a text, or of a number beyond the range. Other values do not record theirs.
+    /// Returns its place. Null, and a boolean or number that is no input, do not record theirs.
     pub const fn at(&self) -> Option<Position> {
         match self {
             Self::Text(template) | Self::BeyondRange(template) => Some(template.at),
-            Self::Constant(_) | Self::Written(..) | Self::Array(_) | Self::Object(_) => None,
+            Self::Written(_, _, at) | Self::Array(_, at) | Self::Object(_, at) => Some(*at),
+            Self::Constant(_) => None,
+        }
+    }
+}
+
+impl PartialEq for TemplateValue {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Constant(a), Self::Constant(b)) => a == b,
+            (Self::Written(a, written, _), Self::Written(b, other, _)) => a == b && written == other,
+            (Self::BeyondRange(a), Self::BeyondRange(b)) | (Self::Text(a), Self::Text(b)) => a == b,
+            (Self::Array(a, _), Self::Array(b, _)) => a == b,
+            (Self::Object(a, _), Self::Object(b, _)) => a == b,
+            (
+                Self::Constant(_)
+                | Self::Written(..)
+                | Self::BeyondRange(_)
+                | Self::Text(_)
+                | Self::Array(..)
+                | Self::Object(..),
+                _,
+            ) => false,
         }
     }
 }

@@ -343,7 +343,7 @@ impl Checker<'_> {
 
     /// Warns of a number whose text is not what was written: the name of the member has that text.
     fn warn_of_changed_number(&mut self, node: &YamlNode, value: &TemplateValue, path: &str) {
-        let TemplateValue::Written(value, written) = value else { return };
+        let TemplateValue::Written(value, written, _) = value else { return };
         let text = crate::convert::to_text(value);
         if matches!(value.data, Data::Number(_)) && text != **written {
             let message =

@@ -308,7 +308,7 @@ impl Checker<'_> {
         let value = self.template_value(node, path)?;
         Some(match (value, &node.kind) {
             (TemplateValue::Constant(value), NodeKind::Scalar(scalar)) if value.data != Data::Null => {
-                TemplateValue::Written(value, scalar.text.as_str().into())
+                TemplateValue::Written(value, scalar.text.as_str().into(), node.at)
             }
             (value, _) => value,
         })
@@ -327,7 +327,7 @@ impl Checker<'_> {
                     .enumerate()
                     .map(|(index, item)| self.template_value(item, &at_index(path, index)))
                     .collect();
-                items.into_iter().collect::<Option<_>>().map(TemplateValue::Array)
+                items.into_iter().collect::<Option<_>>().map(|items| TemplateValue::Array(items, node.at))
             }
             NodeKind::Mapping(entries) => {
                 let members: Vec<Option<(String, TemplateValue)>> = entries
@@ -337,7 +337,8 @@ impl Checker<'_> {
                         Some((entry.key.text.clone(), value))
                     })
                     .collect();
-                members.into_iter().collect::<Option<_>>().map(TemplateValue::Object)
+                let members: Option<_> = members.into_iter().collect();
+                members.map(|members| TemplateValue::Object(members, node.at))
             }
         }
     }

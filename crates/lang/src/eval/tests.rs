@@ -289,7 +289,7 @@ fn fault_67_values_cannot_grow_deeper_from_step_to_step() {
     // The value around a template counts too.
     let deep = |text: &str| {
         let innermost = TemplateValue::Text(template(text));
-        (0..128).fold(innermost, |inner, _| TemplateValue::Array(vec![inner]))
+        (0..128).fold(innermost, |inner, _| TemplateValue::Array(vec![inner], Position::START))
     };
     assert!(evaluate_value(&deep("${{ 'x' }}"), None, &names()).is_ok());
     assert_eq!(evaluate_value(&deep("${{ list }}"), None, &names()).unwrap_err().class, Class::Limit);

@@ -183,7 +183,7 @@ impl<'a> Expressions<'a> {
         path: &str,
     ) -> KnownType {
         match value {
-            TemplateValue::Constant(constant) | TemplateValue::Written(constant, _) => {
+            TemplateValue::Constant(constant) | TemplateValue::Written(constant, ..) => {
                 constant.value_type().map_or(KnownType::Null, KnownType::Is)
             }
             TemplateValue::BeyondRange(number) => match declared {
@@ -197,13 +197,13 @@ impl<'a> Expressions<'a> {
                 Some(_) => KnownType::Is(ValueType::Number),
             },
             TemplateValue::Text(template) => self.native(template, declared, names, path),
-            TemplateValue::Array(items) => {
+            TemplateValue::Array(items, _) => {
                 for (index, item) in items.iter().enumerate() {
                     self.value(item, None, names, &format!("{path}[{index}]"));
                 }
                 KnownType::Is(ValueType::Array)
             }
-            TemplateValue::Object(members) => {
+            TemplateValue::Object(members, _) => {
                 for (key, member) in members {
                     self.value(member, None, names, &format!("{path}.{key}"));
                 }

@@ -148,7 +148,7 @@ fn a_step_must_give_what_its_function_asks_for() {
             "f.yml:4:3: run[0].inputs.message: input \"message\" required, but not defined",
             "f.yml:6:12: run[0].inputs.mesage: step does not accept input with name \"mesage\" (did you mean \"message\"?)",
             "f.yml:6:27: run[0].inputs.n: input \"n\": expected number, got string; num() converts",
-            "f.yml:6:33: run[0].inputs.x: input \"x\": expected array, got struct",
+            "f.yml:6:36: run[0].inputs.x: input \"x\": expected array, got struct",
         ]
     );
     let right = "{}\n---\nrun:\n- name: a\n  func: ./x\n  inputs:\n    message: 1.5\n    n: \"${{ num('2') }}\"\n    x: |\n      ${{ [1] }}\n";

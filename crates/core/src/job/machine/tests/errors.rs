@@ -120,7 +120,7 @@ fn failures_have_the_place_of_what_is_wrong_and_its_path() {
         ),
         (
             "func: ./need, inputs: {m: [1], n: x}",
-            "<steps>:1:35: run[0].inputs.m: input \"m\": expected string, got array",
+            "<steps>:1:38: run[0].inputs.m: input \"m\": expected string, got array",
         ),
         (
             "func: ./need, inputs: {m: [1], n: x}",
