@@ -11,6 +11,7 @@ use std::fmt;
 use serde_json::Value as Json;
 use toml::de::{DeTable, DeValue};
 
+use crate::answer::text::clean;
 use crate::config::edit::{self, EditError, Value};
 
 /// What becomes of a key.
@@ -159,7 +160,9 @@ impl Report<'_> {
         self.text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
     }
 
-    fn add(&mut self, at: usize, key: String, fate: Fate) {
+    fn add(&mut self, at: usize, mut key: String, fate: Fate) {
+        // A token may stand where a key belongs.
+        key = clean(&key, &[]);
         let line = Line { line: self.line(at), key, fate };
         self.lines.push((at, line));
     }

@@ -28,6 +28,9 @@ pub const TOKEN_PREFIXES: [&str; 14] = [
     "_gitlab_session=",
 ];
 
+/// Prefix of a registration token, which old servers take: no prefix of [`TOKEN_PREFIXES`], because jobs have none.
+const REGISTRATION_PREFIX: &str = "GR1348941";
+
 /// Returns the text of a refusal: `message`, a text or a map of lists, `error`, or the body itself.
 pub fn message(body: &str, secrets: &[&Token]) -> String {
     let text = match serde_json::from_str::<Json>(body) {
@@ -60,7 +63,7 @@ pub fn clean(text: &str, secrets: &[&Token]) -> String {
     for secret in secrets {
         text = text.replace(secret.expose(), HIDDEN);
     }
-    for prefix in TOKEN_PREFIXES {
+    for prefix in TOKEN_PREFIXES.into_iter().chain([REGISTRATION_PREFIX]) {
         text = without_tokens(&text, prefix);
     }
     let mut shown = String::new();
@@ -144,10 +147,10 @@ mod tests {
     #[test]
     fn c10_tokens_and_queries_are_not_shown() {
         let token = Token::new("oldRandomToken12345").unwrap();
-        let text = "GET https://s.test/a?X-Amz-Signature=abc failed: oldRandomToken12345 glrt-t1_abc.def, acme-glcbt-a.b.c";
+        let text = "GET https://s.test/a?X-Amz-Signature=abc failed: oldRandomToken12345 glrt-t1_abc.def, acme-glcbt-a.b.c GR1348941abc";
         assert_eq!(
             clean(text, &[&token]),
-            "GET https://s.test/a?… failed: [MASKED] glrt-[MASKED], acme-glcbt-[MASKED]"
+            "GET https://s.test/a?… failed: [MASKED] glrt-[MASKED], acme-glcbt-[MASKED] GR1348941[MASKED]"
         );
     }
 

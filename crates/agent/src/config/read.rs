@@ -7,6 +7,7 @@ use step_runner_lang::name;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::answer::text;
 use crate::time::{WallTime, date};
 
 /// Longest duration: more is a mistake.
@@ -278,7 +279,8 @@ impl<'a, 't> Table<'a, 't> {
         for (found, at, _) in self.rest() {
             let meant = name::suggest(found, self.asked.iter().copied());
             let meant = meant.map(|meant| format!(", write `{meant}`")).unwrap_or_default();
-            let shown: String = found.chars().take(40).filter(|c| !c.is_control()).collect();
+            // A token may stand where a key belongs.
+            let shown: String = text::clean(found, &[]).chars().take(40).collect();
             problems.warn(at, format!("unknown key `{}{shown}`{meant}: it has no effect", self.prefix));
         }
     }

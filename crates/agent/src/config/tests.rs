@@ -158,6 +158,21 @@ fn unknown_keys_and_needless_tables_are_warned_about() {
 }
 
 #[test]
+fn a_token_in_the_place_of_a_key_is_not_shown() {
+    let text = "glrt-s3cret_abc = \"x\"\n[[runners]]\nurl = \"https://a.test\"\ntoken = \"x\"\nacme-glrtr-s3cret = 1\n\
+                GR1348941s3cret = 1\n[glcbt-s3cret]\na = 1\n";
+    assert_eq!(
+        read(text).unwrap().warnings,
+        [
+            "agent.toml:1: unknown key `glrt-[MASKED]`: it has no effect",
+            "agent.toml:5: unknown key `acme-glrtr-[MASKED]`: it has no effect",
+            "agent.toml:6: unknown key `GR1348941[MASKED]`: it has no effect",
+            "agent.toml:7: unknown key `glcbt-[MASKED]`: it has no effect",
+        ]
+    );
+}
+
+#[test]
 fn a20_a_new_token_changes_its_value_and_nothing_else() {
     let changed = set(FULL, 1, "token", &Value::Text("new\"one".to_owned())).unwrap();
     assert_eq!(changed, FULL.replace("\"glrt-t1_B2FakeRunner0002\"", "'new\"one'"));

@@ -74,6 +74,14 @@ fn a32_entries_are_added_to_a_file_that_is_there() {
     assert!(Import::read("[[runners]\n").is_err_and(|error| error.line == 1));
 }
 
+#[test]
+fn a32_a_token_in_the_place_of_a_key_is_not_shown() {
+    let text = "glrt-s3cret_abc = 1\n[[runners]]\nurl = \"https://a.test\"\ntoken = \"x\"\nGR1348941s3cret = 1\nexecutor = \"shell\"\n";
+    let shown: Vec<String> = Import::read(text).unwrap().lines.iter().map(ToString::to_string).collect();
+    assert!(shown[0].starts_with("1: glrt-[MASKED]: not supported"), "{shown:?}");
+    assert!(!shown.concat().contains("s3cret"), "{shown:?}");
+}
+
 proptest! {
     #[test]
     fn a32_what_can_be_imported_is_a_configuration_or_says_where_it_is_wrong(
