@@ -84,6 +84,13 @@ fn a05_a_job_that_is_refused_is_acknowledged_then_told_then_failed() {
     let ended = scene.gitlab.ended(job);
     assert!(ended.text().contains("secrets"), "{}", ended.text());
     assert_eq!(ended.finals[0]["failure_reason"], "runner_system_failure");
+    let empty = scene.gitlab.add(|job| {
+        job["steps"] = json!([]);
+        job.as_object_mut().unwrap().remove("git_info");
+    });
+    let ended = scene.gitlab.ended(empty);
+    assert!(ended.text().contains("nothing to run"), "{}", ended.text());
+    assert_eq!(ended.finals[0]["failure_reason"], "runner_system_failure");
     let calls = scene.gitlab.world().calls();
     let of_job: Vec<_> = calls.iter().filter(|call| call.contains(&job.to_string())).collect();
     let patch = format!("PATCH /jobs/{job}/trace?debug_trace=false");

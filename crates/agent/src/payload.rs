@@ -14,6 +14,10 @@ use crate::tokens::Token;
 /// Bytes of an answer that are shown if it is no job at all.
 const SHOWN: usize = 200;
 
+/// Why a job is refused that would succeed, or be refused by the daemon, without having done anything.
+const NOTHING_TO_RUN: &str =
+    "the job has nothing to run: its payload has neither \"steps\" with a script nor \"run\"";
+
 /// A job that was taken.
 pub struct Taken {
     /// Number of the job.
@@ -83,7 +87,11 @@ pub fn take(body: &[u8]) -> Result<Taken, String> {
             "the answer to a job request is no job: its id and token cannot be read: {shown}"
         ));
     };
-    let content = of_payload(body).map(|job| Box::new(content(job, json))).map_err(|error| error.message);
+    let content = match of_payload(body) {
+        Ok(job) if job.work.is_empty() && job.after_script.is_empty() => Err(NOTHING_TO_RUN.to_owned()),
+        Ok(job) => Ok(Box::new(content(job, json))),
+        Err(error) => Err(error.message),
+    };
     Ok(Taken { id, token, content })
 }
 
@@ -185,6 +193,23 @@ mod tests {
             assert_eq!(taken.id, 1001, "{name}");
             assert!(!taken.content.err().unwrap().contains("glcbt"), "{name}");
         }
+    }
+
+    #[test]
+    fn a05_a_job_with_nothing_to_run_is_refused() {
+        for steps in
+            [json!(null), json!([]), json!([{"name": "script", "script": []}]), json!([{"name": "release"}])]
+        {
+            let taken = take(&payload(|json| json["steps"] = steps.clone())).unwrap();
+            assert_eq!(taken.content.err().unwrap(), NOTHING_TO_RUN, "{steps}");
+        }
+        let run = take(&payload(|json| {
+            json["steps"] = json!([]);
+            json["run"] = json!("[{\"name\": \"a\", \"script\": \"true\"}]");
+        }));
+        assert!(run.unwrap().content.is_ok());
+        let after = json!([{"name": "after_script", "script": ["true"]}]);
+        assert!(take(&payload(|json| json["steps"] = after)).unwrap().content.is_ok());
     }
 
     #[test]
