@@ -53,9 +53,27 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
+/// A mistake that shows only when an entry is to be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The key, `kubernetes.image` for one of a table of the entry.
+    pub key: &'static str,
+    /// What is wrong. No value is quoted that may be a token.
+    pub message: String,
+}
+
 impl Config {
     /// Reads a file. `name` is for messages.
     pub fn read(name: &str, text: &str) -> Result<Self, ConfigErrors> {
+        Self::read_checked(name, text, |_| Vec::new())
+    }
+
+    /// Reads a file. `check` finds the mistakes of each entry that its use would show.
+    pub fn read_checked(
+        name: &str,
+        text: &str,
+        check: impl Fn(&Entry) -> Vec<Mistake>,
+    ) -> Result<Self, ConfigErrors> {
         let mut problems = Problems::new(name, text);
         let Some(table) = problems.parse() else { return Err(ConfigErrors(problems.errors())) };
         let mut top = Table::new(&table, "", 0);
@@ -82,10 +100,19 @@ impl Config {
         let connection_max_age = or(connection_max_age, CONNECTION_MAX_AGE.as_secs());
         let tables = top.tables(&mut problems, "runners");
         top.finish(&mut problems);
-        let entries: Vec<_> =
-            tables.into_iter().filter_map(|table| entry::read(table, &mut problems)).collect();
+        let mut entries = Vec::new();
+        for mut table in tables {
+            let before = problems.count();
+            let Some(entry) = entry::read(&mut table, &mut problems) else { continue };
+            // A value that cannot be read is absent in the entry, which would be a mistake of its own.
+            let mistakes = if problems.count() == before { check(&entry) } else { Vec::new() };
+            for Mistake { key, message } in mistakes {
+                problems.error(table.place(key), message);
+            }
+            entries.push((entry, table.at));
+        }
         find_twins(&entries, &mut problems);
-        if problems.has_errors() {
+        if problems.count() > 0 {
             return Err(ConfigErrors(problems.errors()));
         }
         let entries = entries.into_iter().map(|(entry, _)| entry).collect();

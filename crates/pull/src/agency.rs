@@ -103,7 +103,7 @@ struct Agency {
 
 /// Runs the agent until a signal or its one job ends it. Returns its exit code.
 pub async fn run(options: Options) -> Result<u8, Failure> {
-    let config = configuration::read(&options.config)?;
+    let config = configuration::read_to_use(&options.config, |_| true)?;
     let state = State::take(options.state.clone())?;
     let cannot = |error: std::io::Error| {
         let text = format!("cannot write the system id beside {}: {error}", options.config.display());
@@ -204,8 +204,10 @@ impl Agency {
             tracing::warn!("{warning}");
         }
         for entry in &config.entries {
-            let settings = Settings::of(entry, |name| self.state.of_jobs(name))
-                .map_err(|error| Failure::new(ExitCode::Configuration, error))?;
+            let settings = Settings::of(entry, |name| self.state.of_jobs(name)).map_err(|wrong| {
+                let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+                Failure::new(ExitCode::Configuration, format!("{}: {}", entry.name, wrong.join(", ")))
+            })?;
             if users::is_shared(entry) {
                 tracing::warn!("{}", users::warning(entry));
             }
@@ -222,7 +224,7 @@ impl Agency {
     /// Reads the configuration again. A wrong one is told once, and the old one stays.
     fn reload(&mut self) -> Event {
         self.seen = changed(&self.options.config);
-        let read = configuration::read(&self.options.config).map_err(Failure::from);
+        let read = configuration::read_to_use(&self.options.config, |_| true).map_err(Failure::from);
         match read.and_then(|config| self.configure(&config)) {
             Ok(()) => tracing::info!(entries = self.served.len(), "the configuration was read again"),
             Err(failure) => tracing::error!("the configuration stays as it was: {failure}"),

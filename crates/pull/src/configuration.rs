@@ -5,10 +5,11 @@ use std::io;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use super::check;
 use super::folder::replace;
 use super::place::make_folder;
 use step_runner_agent::config::edit::EditError;
-use step_runner_agent::config::{Config, ConfigErrors};
+use step_runner_agent::config::{Config, ConfigErrors, Entry, Mistake};
 use step_runner_model::error::{Exit, Failure};
 use step_runner_store::{Lock, LockError};
 use step_runner_system::files::operators::read_text;
@@ -74,7 +75,16 @@ const FREE_STEP: usize = 1_000;
 
 /// Reads the file with at least one entry.
 pub fn read(path: &Path) -> Result<Config, ConfigFailure> {
-    let mut config = Config::read(&path.display().to_string(), &text(path)?)?;
+    load(path, |_| Vec::new())
+}
+
+/// Reads the file with at least one entry. An entry that `is_used` and cannot be served is a mistake.
+pub fn read_to_use(path: &Path, is_used: impl Fn(&Entry) -> bool) -> Result<Config, ConfigFailure> {
+    load(path, |entry| if is_used(entry) { check::mistakes(entry) } else { Vec::new() })
+}
+
+fn load(path: &Path, check: impl Fn(&Entry) -> Vec<Mistake>) -> Result<Config, ConfigFailure> {
+    let mut config = Config::read_checked(&path.display().to_string(), &text(path)?, check)?;
     if config.entries.is_empty() {
         return Err(ConfigFailure::NoEntry(path.to_owned()));
     }

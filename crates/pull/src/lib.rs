@@ -7,6 +7,7 @@
 pub mod agency;
 mod answers;
 pub mod api;
+pub mod check;
 mod clock;
 pub mod configuration;
 mod container;

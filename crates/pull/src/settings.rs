@@ -74,53 +74,54 @@ pub(super) struct Settings {
     pub(super) allowed_redirect_hosts: Vec<String>,
 }
 
-/// An entry that this version cannot serve.
+/// Why this version cannot serve an entry.
 #[derive(Debug, thiserror::Error)]
-pub enum Unserved {
+pub(super) enum Unserved {
     /// Nobody says where Pods have this program from.
     #[error(
-        "the entry \"{0}\" has no `program_image`: name an image with this program as its entrypoint, which the \
-         cluster can pull, in `[runners.kubernetes]`"
+        "the entry has no `program_image`: name an image with this program as its entrypoint, which the cluster can \
+         pull, in `[runners.kubernetes]`"
     )]
-    NoProgramImage(String),
+    NoProgramImage,
     /// Nobody says where its jobs have their sources.
-    #[error(
-        "the entry \"{0}\" has an `address` and no `builds_dir`: name a folder that the daemon there can write"
-    )]
-    NoBuildsDir(String),
+    #[error("the entry has an `address` and no `builds_dir`: name a folder that the daemon there can write")]
+    NoBuildsDir,
     /// Its jobs run as the agent's user, and it says that they may not.
     #[error(
-        "the entry \"{0}\" has `require_separate_user`, and its jobs would run as the agent's own user: name a daemon of \
+        "the entry has `require_separate_user`, and its jobs would run as the agent's own user: name a daemon of \
          another user with `address`, or use docker-run:// or kube-run://"
     )]
-    SameUser(String),
+    SameUser,
     /// A volume cannot be at a folder.
-    #[error("the entry \"{name}\": {key}: no volume can be at {folder:?}: write a path such as /builds")]
+    #[error("{key}: no volume can be at {folder:?}: write a path such as /builds")]
     Folder {
-        /// The entry.
-        name: String,
         /// The key.
         key: &'static str,
         /// The folder.
         folder: String,
     },
     /// A folder of jobs has no whole path.
-    #[error("the entry \"{name}\": {key} is a relative path: write it from the root")]
-    Relative {
-        /// The entry.
-        name: String,
-        /// The key.
-        key: &'static str,
-    },
+    #[error("{0} is a relative path: write it from the root")]
+    Relative(&'static str),
     /// Its address is none.
-    #[error("the entry \"{name}\": address: {why}")]
-    Address {
-        /// The entry.
-        name: String,
-        /// The reason.
-        why: String,
-    },
+    #[error("address: {0}")]
+    Address(step_runner_client::AddressError),
 }
+
+impl Unserved {
+    /// Returns the key that is to be changed.
+    pub(super) const fn key(&self) -> &'static str {
+        match self {
+            Self::NoProgramImage => PROGRAM_IMAGE,
+            Self::NoBuildsDir | Self::Address(_) => "address",
+            Self::SameUser => "require_separate_user",
+            Self::Folder { key, .. } | Self::Relative(key) => key,
+        }
+    }
+}
+
+/// The key that names an image with this program.
+pub const PROGRAM_IMAGE: &str = "kubernetes.program_image";
 
 impl Settings {
     /// Reads the settings of a job's record.
@@ -147,24 +148,26 @@ impl Settings {
     }
 
     /// Returns the settings of an entry. `own` returns a folder of jobs on the agent's own daemon.
-    pub(super) fn of(entry: &Entry, own: impl Fn(&str) -> String) -> Result<Self, Unserved> {
-        let name = entry.name.clone();
+    ///
+    /// # Errors
+    /// All that is wrong with the entry.
+    pub(super) fn of(entry: &Entry, own: impl Fn(&str) -> String) -> Result<Self, Vec<Unserved>> {
+        let mut wrong = Vec::new();
         if entry.require_separate_user && users::is_shared(entry) {
-            return Err(Unserved::SameUser(name));
+            wrong.push(Unserved::SameUser);
         }
         let address = match &entry.address {
             Address::Own | Address::DockerRun | Address::KubeRun { .. } => None,
             Address::Daemon(text) => {
-                let parsed: Result<step_runner_client::Address, _> = text.parse();
-                parsed.map_err(|error| Unserved::Address { name: name.clone(), why: error.to_string() })?;
+                wrong.extend(text.parse::<step_runner_client::Address>().err().map(Unserved::Address));
                 Some(text.clone())
             }
         };
         let kubernetes = match &entry.address {
-            Address::KubeRun { .. } if entry.kubernetes.program_image.is_none() => {
-                return Err(Unserved::NoProgramImage(name));
-            }
             Address::KubeRun { context, namespace } => {
+                if entry.kubernetes.program_image.is_none() {
+                    wrong.push(Unserved::NoProgramImage);
+                }
                 let (context, namespace) = (context.clone(), namespace.clone());
                 Some((Cluster { context, namespace }, entry.kubernetes.clone()))
             }
@@ -172,28 +175,26 @@ impl Settings {
         };
         let docker = (entry.address == Address::DockerRun).then(|| entry.docker.clone());
         let is_provider = entry.address.is_provider();
-        let builds_dir = match (&entry.builds_dir, &address) {
-            (Some(folder), _) => folder.clone(),
-            (None, None) if is_provider => "/builds".to_owned(),
-            (None, None) => own("builds"),
-            (None, Some(_)) => return Err(Unserved::NoBuildsDir(name)),
-        };
-        let own_cache = match &address {
-            None if is_provider => Some("/cache".to_owned()),
-            None => Some(own("cache")),
-            Some(_) => None,
-        };
+        if entry.builds_dir.is_none() && address.is_some() {
+            wrong.push(Unserved::NoBuildsDir);
+        }
+        let folder = |name| if is_provider { format!("/{name}") } else { own(name) };
+        let builds_dir = entry.builds_dir.clone().unwrap_or_else(|| folder("builds"));
+        let own_cache = address.is_none().then(|| folder("cache"));
         let cache_dir = entry.cache_dir.clone().or(own_cache);
         for (key, folder) in [("builds_dir", Some(&builds_dir)), ("cache_dir", cache_dir.as_ref())] {
-            if let Some(folder) = folder.filter(|folder| is_provider && !is_mountable(folder)) {
-                return Err(Unserved::Folder { name, key, folder: folder.clone() });
-            }
-            if folder.is_some_and(|folder| !folder.starts_with('/')) {
-                return Err(Unserved::Relative { name, key });
+            let Some(folder) = folder else { continue };
+            if is_provider && !is_mountable(folder) {
+                wrong.push(Unserved::Folder { key, folder: folder.clone() });
+            } else if !folder.starts_with('/') {
+                wrong.push(Unserved::Relative(key));
             }
         }
+        if !wrong.is_empty() {
+            return Err(wrong);
+        }
         Ok(Self {
-            name,
+            name: entry.name.clone(),
             runner: entry.id.unwrap_or_default(),
             address,
             ignores_images: entry.image_policy == ImagePolicy::Ignore,
@@ -212,17 +213,7 @@ impl Settings {
             allowed_redirect_hosts: entry.allowed_redirect_hosts.clone(),
         })
     }
-}
 
-/// Says if the agent can serve an entry.
-///
-/// # Errors
-/// It cannot, and does not start with such an entry.
-pub fn check(entry: &Entry) -> Result<(), Unserved> {
-    Settings::of(entry, |name| format!("/{name}")).map(drop)
-}
-
-impl Settings {
     /// Returns what makes the environments of the entry's jobs, if each has one of its own.
     pub(super) fn provider(&self) -> Option<Provider> {
         let docker = self.docker.clone().map(Provider::Docker);

@@ -14,10 +14,11 @@ use crate::agent::environment::Address;
 use crate::agent::routing::Base;
 use crate::agent::tokens::{RunnerTokenKind, Token};
 use crate::error::{Exit, Failure};
+use crate::pull::check::mistakes;
 use crate::pull::configuration::{self, Locked};
 use crate::pull::info::info;
 use crate::pull::register::{Registry, Runner};
-use crate::pull::settings::{self, Unserved};
+use crate::pull::settings::PROGRAM_IMAGE;
 use crate::signal::StopSignals;
 use crate::web::TlsFiles;
 
@@ -418,10 +419,11 @@ fn check(config: &Path, arguments: &Arguments, url: &Base) -> Result<(), Failure
     // The token of a runner that is made is not known yet.
     let values = values(arguments, url, "glrt-placeholder", &Runner::default());
     let config = configuration::preview(config, "register", |old| edit::append(old, &values, &[]))?;
-    match config.entries.last().map(settings::check) {
-        // That is written into the file by hand.
-        Some(Err(Unserved::NoProgramImage(_)) | Ok(())) | None => Ok(()),
-        Some(Err(error)) => Err(Failure::new(Exit::Configuration, error)),
+    let wrong = config.entries.last().map(mistakes).unwrap_or_default();
+    // That is written into the file by hand.
+    match wrong.into_iter().find(|wrong| wrong.key != PROGRAM_IMAGE) {
+        Some(wrong) => Err(Failure::new(Exit::Configuration, wrong.message)),
+        None => Ok(()),
     }
 }
 

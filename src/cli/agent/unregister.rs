@@ -2,9 +2,10 @@
 
 use super::super::{CommandResult, terminal};
 use super::options::{self, ConfigOption};
-use super::verify::{Which, about, nothing, remove, tls_files};
+use super::verify::{Which, about, nothing, remove};
 use crate::agent::config::Entry;
 use crate::error::{Exit, Failure};
+use crate::pull::check::tls_files;
 use crate::pull::configuration::{self, Locked};
 
 /// Remove runners at the server, and their entries

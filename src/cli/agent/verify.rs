@@ -9,13 +9,12 @@ use crate::agent::config::edit;
 use crate::agent::tokens::Token;
 use crate::agent::tokens::routable::Routable;
 use crate::error::{Exit, Failure};
+use crate::pull::check::tls_files;
 use crate::pull::configuration::{self, Locked};
 use crate::pull::info::info;
 use crate::pull::register::RegisterFailure;
 use crate::pull::rights::missing_rights;
-use crate::pull::settings;
 use crate::pull::users;
-use crate::web::TlsFiles;
 
 /// Ask the servers if the tokens of the agent's entries are valid
 #[derive(clap::Args)]
@@ -71,15 +70,6 @@ impl Which {
     }
 }
 
-/// Returns the files for TLS of an entry.
-pub(super) fn tls_files(entry: &Entry) -> TlsFiles {
-    let identity = entry.tls_cert_file.as_ref().zip(entry.tls_key_file.as_ref());
-    TlsFiles {
-        authorities: entry.tls_ca_file.as_ref().map(PathBuf::from),
-        identity: identity.map(|(cert, key)| (cert.into(), key.into())),
-    }
-}
-
 /// Returns the description of the agent for an entry.
 pub(super) fn about(entry: &Entry) -> serde_json::Value {
     info(&entry.labels, entry.address.is_provider())
@@ -93,17 +83,14 @@ pub(super) fn nothing(config: &std::path::Path) -> Failure {
 
 pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
     let path = arguments.config.path();
-    let config = configuration::read(&path)?;
+    let is_chosen = arguments.which.chosen()?;
+    let config = configuration::read_to_use(&path, &is_chosen)?;
     for warning in &config.warnings {
         terminal::say(&format!("step-runner: warning: {warning}"));
     }
-    let is_chosen = arguments.which.chosen()?;
     let chosen: Vec<&Entry> = config.entries.iter().filter(|entry| is_chosen(entry)).collect();
     if chosen.is_empty() {
         return Err(nothing(&path));
-    }
-    for entry in &chosen {
-        settings::check(entry).map_err(|error| Failure::new(Exit::Configuration, error))?;
     }
     let (mut has_failed, mut refused, mut names) = (false, Vec::new(), Vec::new());
     for entry in chosen {

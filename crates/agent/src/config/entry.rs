@@ -189,24 +189,23 @@ const OVERWRITES: [&str; 4] = [
     "memory_limit_overwrite_max_allowed",
 ];
 
-/// Reads an entry. Returns it with the offset of its header; `None`: it has no usable address or token.
-pub(super) fn read(mut table: Table<'_, '_>, problems: &mut Problems<'_>) -> Option<(Entry, usize)> {
-    let at = table.at;
-    let url = needed(&mut table, problems, "url").and_then(|text| {
+/// Reads an entry. `None`: it has no usable address or token.
+pub(super) fn read(table: &mut Table<'_, '_>, problems: &mut Problems<'_>) -> Option<Entry> {
+    let url = needed(table, problems, "url").and_then(|text| {
         Base::new(&text).map_err(|error| problems.error(table.place("url"), format!("url: {error}"))).ok()
     });
-    let token = needed(&mut table, problems, "token").and_then(|text| {
+    let token = needed(table, problems, "token").and_then(|text| {
         Token::new(&text)
             .map_err(|error| problems.error(table.place("token"), format!("token: {error}")))
             .ok()
     });
-    let limits = limits(&mut table, problems);
+    let limits = limits(table, problems);
     let address = table.full_text(problems, "address");
     let address = Address::parse(address.as_deref()).unwrap_or_else(|error| {
         problems.error(table.place("address"), format!("address: {error}"));
         Address::Own
     });
-    let (docker, kubernetes) = (docker(&mut table, problems), kubernetes(&mut table, problems));
+    let (docker, kubernetes) = (docker(table, problems), kubernetes(table, problems));
     for (key, is_there, is_used) in [
         ("docker", docker.is_some(), address == Address::DockerRun),
         ("kubernetes", kubernetes.is_some(), matches!(address, Address::KubeRun { .. })),
@@ -232,12 +231,12 @@ pub(super) fn read(mut table: Table<'_, '_>, problems: &mut Problems<'_>) -> Opt
         table.date(problems, "token_expires_at"),
         table.boolean(problems, "rotate").unwrap_or(true),
         table.word(problems, "image_policy", &policies).unwrap_or_default(),
-        environment(&mut table, problems),
+        environment(table, problems),
     );
     let files = ["tls-ca-file", "tls-cert-file", "tls-key-file"].map(|key| table.full_text(problems, key));
     let [tls_ca_file, tls_cert_file, tls_key_file] = files;
     if tls_cert_file.is_some() != tls_key_file.is_some() {
-        problems.error(at, "`tls-cert-file` and `tls-key-file` belong together: give both or none");
+        problems.error(table.at, "`tls-cert-file` and `tls-key-file` belong together: give both or none");
     }
     let folders = ["builds_dir", "cache_dir", "clone_url"].map(|key| table.full_text(problems, key));
     let [builds_dir, cache_dir, clone_url] = folders;
@@ -248,7 +247,7 @@ pub(super) fn read(mut table: Table<'_, '_>, problems: &mut Problems<'_>) -> Opt
     table.finish(problems);
     let (token_obtained_at, token_expires_at, rotate, image_policy, environment) = rest;
     let (url, token) = (url?, token?);
-    let entry = Entry {
+    Some(Entry {
         name: name.unwrap_or_else(|| url.to_string()),
         url,
         token,
@@ -274,14 +273,13 @@ pub(super) fn read(mut table: Table<'_, '_>, problems: &mut Problems<'_>) -> Opt
         require_separate_user,
         docker: docker.unwrap_or_default(),
         kubernetes: kubernetes.unwrap_or_default(),
-    };
-    Some((entry, at))
+    })
 }
 
 fn needed(table: &mut Table<'_, '_>, problems: &mut Problems<'_>, key: &'static str) -> Option<String> {
-    let before = problems.errors().len();
+    let before = problems.count();
     let found = table.full_text(problems, key);
-    if found.is_none() && problems.errors().len() == before {
+    if found.is_none() && problems.count() == before {
         problems
             .error(table.place(key), format!("the entry has no `{key}`: `register` writes whole entries"));
     }

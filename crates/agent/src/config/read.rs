@@ -51,8 +51,9 @@ impl<'t> Problems<'t> {
         self.warnings.push((at, message.into()));
     }
 
-    pub(crate) const fn has_errors(&self) -> bool {
-        !self.errors.is_empty()
+    /// Returns the number of errors so far.
+    pub(crate) const fn count(&self) -> usize {
+        self.errors.len()
     }
 
     pub(crate) fn errors(&self) -> Vec<String> {
@@ -96,10 +97,16 @@ impl<'a, 't> Table<'a, 't> {
         Some((found.span().start, value.get_ref()))
     }
 
-    /// Returns the offset of a key, or that of the table without it.
+    /// Returns the offset of a key, `docker.image` for one of a table in it: without the key that of its table.
     pub(crate) fn place(&self, key: &str) -> usize {
-        let found = self.found.iter().find(|(name, _)| *name.get_ref() == key);
-        found.map_or(self.at, |(name, _)| name.span().start)
+        let (mut table, mut at) = (Some(self.found), self.at);
+        for part in key.split('.') {
+            let found = table.and_then(|table| table.iter().find(|(name, _)| *name.get_ref() == part));
+            let Some((name, value)) = found else { return at };
+            at = name.span().start;
+            table = value.get_ref().as_table();
+        }
+        at
     }
 
     fn expected<T>(
@@ -275,7 +282,7 @@ impl<'a, 't> Table<'a, 't> {
     }
 
     /// Warns about keys that nobody has asked for. They stay in the file.
-    pub(crate) fn finish(self, problems: &mut Problems<'_>) {
+    pub(crate) fn finish(&self, problems: &mut Problems<'_>) {
         for (found, at, _) in self.rest() {
             let meant = name::suggest(found, self.asked.iter().copied());
             let meant = meant.map(|meant| format!(", write `{meant}`")).unwrap_or_default();
