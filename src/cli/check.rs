@@ -7,7 +7,7 @@ mod report;
 
 use std::sync::Arc;
 
-use super::{CommandResult, Verbosity, ci_file, pairs, terminal};
+use super::{CommandResult, Verbosity, ci_file, pairs, secrets, terminal};
 use crate::error::Exit;
 use crate::lang::ast::{Body, Function, Invocation, Part, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
@@ -156,7 +156,9 @@ fn findings(file: &CheckedFile, text: &FileText, calls: Option<&CallGraph>) -> V
                 diagnostics.push(Diagnostic { severity, help, ..finding });
             }
         }
-        diagnostics.extend(check::function(&Subject { function, whole, callees: &callees }));
+        let subject = Subject { function, whole, callees: &callees };
+        diagnostics.extend(check::function(&subject));
+        secrets::add_literals(check::sensitive_literals(&subject));
     }
     diagnostics.sort_by(|a, b| (a.at, &a.path).cmp(&(b.at, &b.path)));
     diagnostics

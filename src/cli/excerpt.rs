@@ -119,9 +119,9 @@ fn shown<'s>(lines: &Lines<'s>, at: Position) -> (Cow<'s, str>, Range<usize>) {
     (shown, extent)
 }
 
-/// Returns a line without the secrets of the submitted job and without passwords of URLs.
+/// Returns a line without the secrets of the submitted job, sensitive texts of documents and passwords of URLs.
 fn hidden(line: &str) -> Cow<'_, str> {
-    let shown = secrets::hide(line);
+    let shown = secrets::hide_in_line(line);
     let passwords = passwords_in(&shown);
     if passwords.is_empty() {
         return shown;

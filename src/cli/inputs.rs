@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::excerpt::{self, Lines};
 use super::pairs::split_pair;
-use super::terminal;
+use super::{secrets, terminal};
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Declaration, Function};
 use crate::lang::convert::contract::{self, ContractError, NamedValues};
@@ -14,6 +14,7 @@ use crate::lang::document;
 use crate::lang::name;
 use crate::lang::value::{Value, ValueType};
 use crate::model::text;
+use crate::plan::check::{self, Subject};
 use crate::plan::definition;
 
 /// Reads the inputs for the function in `text`, which `file` names for people. Prints each wrong input on stderr.
@@ -28,6 +29,8 @@ pub(super) fn read(text: &str, file: &str, given: &[String]) -> Result<Vec<(Stri
     match contract::bind_inputs(values.clone(), &function.spec.inputs) {
         Ok(_) => Ok(inputs),
         Err(errors) => {
+            let subject = Subject { function: &function, whole: true, callees: &[] };
+            secrets::add_literals(check::sensitive_literals(&subject));
             Refusal { text, file, function: &function, values: &values, lines: Lines::of(text) }.say(&errors);
             Err(Failure::new(Exit::Refused, format!("{file} cannot run with these inputs")))
         }

@@ -54,6 +54,26 @@ fn people_are_shown_each_error_with_its_line_and_a_pointer() {
 }
 
 #[test]
+fn a_literal_for_a_sensitive_input_is_hidden_in_the_lines_that_are_shown() {
+    let function = "spec: {inputs: {token: {type: string, sensitive: true}, n: {type: number}}}\n---\nexec: {command: [x]}\n";
+    let steps = "- {name: a, func: ./f, inputs: {token: hunter2-abc, n: [1]}}\n\
+                 - {name: b, func: ./f, inputs: {token: [hunter3-abc], n: 1}}\n";
+    let folder = folder(&[("f/func.yml", function), ("steps.yml", steps)]);
+    for output in [check(folder.path(), &["steps.yml"]), run(folder.path(), &["steps.yml"])] {
+        let shown = text(&output.stdout) + &text(&output.stderr);
+        assert!(!shown.contains("hunter"), "{shown}");
+        assert!(
+            shown.contains("inputs: {token: [MASKED], n: [1]}") && shown.contains("steps.yml:1:56"),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("inputs: {token: [[MASKED]], n: 1}") && shown.contains("steps.yml:2:40"),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
 fn programs_get_json_by_lines_or_a_code_quality_report() {
     insta::assert_snapshot!("json", text(&check(&broken(), &["--output", "json", "caller"]).stdout));
     insta::assert_snapshot!("gitlab", text(&check(&broken(), &["--output", "gitlab", "caller"]).stdout));

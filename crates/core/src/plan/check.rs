@@ -5,6 +5,7 @@
 //! whenever it is reached. If it can be right at run time, it is at most a warning.
 
 mod expression;
+mod literals;
 
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ use step_runner_lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use step_runner_lang::value::{Data, Value, ValueType};
 
 use super::builtin;
+pub use literals::sensitive_literals;
+
 use expression::{Detail, Ended, Expressions, KnownType, Names};
 
 /// The part of a function that its caller sees.
@@ -68,6 +71,25 @@ pub struct Subject<'a> {
     pub whole: bool,
     /// Interfaces that its steps call, as far as known, in the order of [`calling_steps`]. Builtins may be left out.
     pub callees: &'a [Option<Arc<Interface>>],
+}
+
+impl Subject<'_> {
+    /// Returns the interface that the calling step at `index` calls, if it is known.
+    ///
+    /// # Errors
+    /// There is no such builtin.
+    fn callee(&self, step: &Step, index: usize) -> Result<Option<Arc<Interface>>, (Class, String)> {
+        match &step.invokes {
+            Invocation::Script(_) => Ok(Some(Arc::new(Interface::script()))),
+            Invocation::Reference(Reference::Builtin { name, .. }, _) => {
+                builtin::find(name).map(|loaded| Some(Arc::new(Interface::of(&loaded.function))))
+            }
+            Invocation::Reference(Reference::Local { .. }, _) => {
+                Ok(self.callees.get(index).cloned().flatten())
+            }
+            Invocation::Reference(..) | Invocation::Action(_) | Invocation::Group(_) => Ok(None),
+        }
+    }
 }
 
 /// Returns the steps of a list that can call a function: the members of a group in its place.
@@ -234,22 +256,17 @@ impl<'a> Check<'a> {
         self.expressions.findings.push(finding.with_path(path));
     }
 
+    /// Returns the interface that a step calls, if it is known. Reports a builtin that there is not.
     fn callee(&mut self, step: &Step, index: usize) -> Option<Arc<Interface>> {
-        match &step.invokes {
-            Invocation::Script(_) => Some(Arc::new(Interface::script())),
-            Invocation::Reference(Reference::Builtin { name, .. }, at) => match builtin::find(name) {
-                Ok(loaded) => Some(Arc::new(Interface::of(&loaded.function))),
-                Err((class, message)) => {
-                    let error = Diagnostic::error(class, &self.subject.function.file, *at, message);
-                    self.expressions.findings.push(error.with_path(format!("{}.func", step.path)));
-                    None
-                }
-            },
-            Invocation::Reference(Reference::Local { .. }, _) => {
-                self.subject.callees.get(index).cloned().flatten()
-            }
-            Invocation::Reference(..) | Invocation::Action(_) | Invocation::Group(_) => None,
-        }
+        self.subject.callee(step, index).unwrap_or_else(|(class, message)| {
+            let at = match &step.invokes {
+                Invocation::Reference(_, at) => *at,
+                Invocation::Script(_) | Invocation::Action(_) | Invocation::Group(_) => step.at,
+            };
+            let error = Diagnostic::error(class, &self.subject.function.file, at, message);
+            self.expressions.findings.push(error.with_path(format!("{}.func", step.path)));
+            None
+        })
     }
 
     fn step(&mut self, step: &'a Step, callee: Option<&Interface>, names: &Names<'a>) {

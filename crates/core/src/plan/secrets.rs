@@ -277,14 +277,14 @@ fn masked(vars: &IndexMap<String, Value>) -> impl Iterator<Item = &str> {
 }
 
 /// A text or number in a value.
-enum Leaf<'v> {
+pub(super) enum Leaf<'v> {
     Text(&'v str),
     /// A number, in one of the forms in which the language writes it.
     Number(&'v str),
 }
 
-/// Visits the sensitive texts and numbers in `value`. Booleans and null cannot be masked.
-fn for_each_leaf(value: &Value, all: bool, visit: &mut impl FnMut(Leaf<'_>)) {
+/// Visits the sensitive texts and numbers in `value`; with `all` all of them. Booleans and null cannot be masked.
+pub(super) fn for_each_leaf(value: &Value, all: bool, visit: &mut impl FnMut(Leaf<'_>)) {
     let sensitive = all || value.sensitive;
     match &value.data {
         Data::String(text) if sensitive => visit(Leaf::Text(text)),

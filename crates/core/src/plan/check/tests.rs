@@ -214,3 +214,24 @@ fn what_is_broken_makes_nothing_else_unknown() {
     let text = "spec: {inputs: {n: {typ: number}}}\n---\nrun:\n- {name: a, script: [x]}\n- {name: b, script: \"${{ steps.a.outputs.x }} ${{ inputs.n }}\"}\n";
     assert_eq!(findings_with(text, None), Vec::<String>::new());
 }
+
+#[test]
+fn literals_of_sensitive_inputs_and_outputs_are_known() {
+    let callee = parse_function(
+        "spec: {inputs: {t: {sensitive: true, type: string}, l: {sensitive: true, type: array}, plain: {type: string}}}\n\
+         ---\nexec: {command: [x]}\n",
+        "callee.yml",
+    );
+    let text = "spec:\n  inputs: {i: {type: string, sensitive: true, default: s-default}, p: {type: string, default: x}}\n  \
+                outputs: {o: {type: string, sensitive: true}, q: {type: string}}\n---\nrun:\n\
+                - {name: a, func: ./f, inputs: {t: s-text, l: [s-item, {k: s-member, n: 3.10}, true], plain: x}}\n\
+                - {name: b, func: ./f, inputs: {t: 7e1, l: null}}\n\
+                - {name: c, func: ./f, inputs: {t: \"x ${{ env.A }}\", plain: x}}\n\
+                outputs: {o: s-output, q: x}\n";
+    let checked = check_function(text, "f.yml");
+    let callees = vec![Some(Arc::new(Interface::of(&callee.unwrap()))); 3];
+    let subject = Subject { function: &checked.function.unwrap(), whole: true, callees: &callees };
+    let mut found = sensitive_literals(&subject);
+    found.dedup();
+    assert_eq!(found, ["s-default", "s-text", "s-item", "s-member", "3.1", "7e1", "s-output"]);
+}
