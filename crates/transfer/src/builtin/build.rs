@@ -36,7 +36,7 @@ pub(super) fn build_archive(
         .to_string();
     let contents = Contents::parse(inputs, Mapping::DestinationToSource)?;
     let path = environment.work_dir.join(ARCHIVE);
-    let image = build(&contents, &version, environment)?;
+    let image = build(&contents, &version, &path, environment)?;
     write(&path, &image, &version)?;
     (environment.say)(&format!("wrote {ARCHIVE}: version {version}, {}", image.root.digest));
     let outputs = json!({"archive": ARCHIVE, "version": version, "digest": image.root.digest});
@@ -54,15 +54,15 @@ pub(super) fn write(path: &Path, image: &Image, version: &str) -> Result<(), Bui
     archive::write(path, &image.blobs, &serialized(&top)?)
 }
 
-/// Builds an image. Its layers are in temporary files.
+/// Builds an image for the archive at `path`. Its layers are in temporary files.
 pub(super) fn build(
     contents: &Contents,
     version: &str,
+    path: &Path,
     environment: &BuiltinEnvironment<'_>,
 ) -> Result<Image, BuiltinError> {
-    let archive = environment.work_dir.join(ARCHIVE);
-    // Exclude the archive: if its folder is packed, it would contain its predecessor.
-    let own = own_files(&archive);
+    // If the archive's folder is packed, the image would contain its predecessor.
+    let own = own_files(path);
     let common = contents.common.collect(&environment.work_dir, &own)?;
     let mut image = Image { blobs: BTreeMap::new(), root: OciDescriptor::default() };
     let shared = packed(&common, environment, &mut image)?;

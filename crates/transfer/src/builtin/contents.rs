@@ -206,7 +206,7 @@ impl Files {
         Ok(Self { place, pairs })
     }
 
-    /// Finds the files, with relative sources below `work_dir`. Skips the paths `without`.
+    /// Finds the files, with relative sources below `work_dir`. The content of a folder is taken without the paths `without`.
     pub(super) fn collect(&self, work_dir: &Path, without: &[PathBuf]) -> Result<Entries, BuiltinError> {
         let base = work_dir.canonicalize().map_err(BuiltinError::file("enter", work_dir))?;
         let mut collector = Collector { files: self, base, without, entries: Entries::new(), bytes: 0 };
@@ -272,9 +272,6 @@ impl Collector<'_> {
     }
 
     fn add_found(&mut self, path: &Path, found: &Metadata, destination: &Path) -> Result<(), BuiltinError> {
-        if self.without.iter().any(|without| without == path) {
-            return Ok(());
-        }
         if found.is_dir() {
             self.add(destination, Entry::Folder)?;
             return self.add_children(path, destination);
@@ -303,6 +300,9 @@ impl Collector<'_> {
         let children = read().map_err(BuiltinError::file("list", folder))?;
         for child in children {
             let path = child.path();
+            if self.without.contains(&path) {
+                continue;
+            }
             let found = fs::symlink_metadata(&path).map_err(BuiltinError::file("read", &path))?;
             self.add_found(&path, &found, &destination.join(child.file_name()))?;
         }

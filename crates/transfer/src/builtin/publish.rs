@@ -71,8 +71,8 @@ pub(super) async fn step_build(
     if transfer::tagged(&to, tag).await?.is_some() {
         return Err(BuiltinError::image(&name, "the tag exists: choose another tag"));
     }
-    let image = build::build(&contents, tag, environment)?;
     let path = environment.scratch.join("image.tar");
+    let image = build::build(&contents, tag, &path, environment)?;
     build::write(&path, &image, tag)?;
     let archive = Archive::open(&path)?;
     let root = root_of(&archive)?;

@@ -146,6 +146,16 @@ fn the_same_files_give_the_same_bytes_and_an_archive_never_holds_itself() {
 }
 
 #[test]
+fn an_archive_of_an_earlier_build_is_packed_if_it_is_named() {
+    let dir = project();
+    fs::write(dir.path().join(ARCHIVE), "earlier").unwrap();
+    let files = json!({"files": {"other.tar": ARCHIVE}});
+    let inputs = json!({"version": "1.0.0", "common": files});
+    let (named, again) = (build(dir.path(), &inputs).unwrap(), build(dir.path(), &inputs).unwrap());
+    assert_ne!(named["digest"], again["digest"], "the second build packs what the first one wrote");
+}
+
+#[test]
 fn an_image_has_a_version_and_files() {
     let dir = project();
     for (version, common, expected) in [
