@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::archive::{self, Blob, NAME_ANNOTATION, VERSION_ANNOTATION};
-use super::contents::{self, Contents, Entries, Mapping, Variant};
+use super::contents::{self, Contents, Entries, Files, Mapping, Variant};
 use super::layer;
 use super::version::ReleaseVersion;
 use super::{ARCHIVE, BuiltinEnvironment, BuiltinError, BuiltinValues, text};
@@ -65,14 +65,14 @@ pub(super) fn build(
     let own = own_files(path);
     let common = contents.common.collect(&environment.work_dir, &own)?;
     let mut image = Image { blobs: BTreeMap::new(), root: OciDescriptor::default() };
-    let shared = packed(&common, environment, &mut image)?;
+    let shared = packed(&contents.common, &common, environment, &mut image)?;
     let mut manifests = Vec::new();
     for Variant { platform, files } in &contents.variants {
         let name = format!("{}/{}", platform.os, platform.architecture);
         let entries = files.collect(&environment.work_dir, &own)?;
         contents::check_layers(&common, &entries, &name)?;
         let layers: Vec<_> =
-            shared.iter().cloned().chain(packed(&entries, environment, &mut image)?).collect();
+            shared.iter().cloned().chain(packed(files, &entries, environment, &mut image)?).collect();
         if layers.is_empty() {
             let message = format!("the image for {name} would be empty: name files in common or platforms");
             return Err(BuiltinError::input("common", message));
@@ -98,7 +98,9 @@ fn own_files(archive: &Path) -> Vec<PathBuf> {
 /// Digest before compression, and the layer; `None` if it would be empty.
 type Packed = Option<(String, OciDescriptor)>;
 
+/// Packs the `entries` of `files` into a layer that can be fetched.
 fn packed(
+    files: &Files,
     entries: &Entries,
     environment: &BuiltinEnvironment<'_>,
     image: &mut Image,
@@ -108,6 +110,8 @@ fn packed(
     }
     let layer = layer::pack(entries, &environment.scratch)?;
     let descriptor = layer.descriptor;
+    layer::check(&layer.file, 0, &descriptor)
+        .map_err(|failure| BuiltinError::unfetchable(&files.place, &failure))?;
     image.blobs.insert(descriptor.digest.clone(), Blob::File(layer.file, descriptor.size as u64));
     Ok(Some((layer.diff_id, descriptor)))
 }

@@ -11,7 +11,8 @@ use serde_json::Value as Json;
 
 use super::{BuiltinError, BuiltinValues};
 use crate::fetch::order::{MAX_TREE_BYTES, MAX_TREE_ENTRIES};
-use crate::fetch::worker::tree::takes_target;
+use crate::fetch::worker::archive::is_whiteout;
+use crate::fetch::worker::tree::{check_path, takes_target};
 
 /// Direction of a mapping `files` between paths in the image and sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +39,7 @@ struct Pair {
 #[derive(Debug, Default)]
 pub(super) struct Files {
     /// The input that names them, for messages.
-    place: String,
+    pub(super) place: String,
     pairs: Vec<Pair>,
 }
 
@@ -73,6 +74,16 @@ pub(super) enum Entry {
     },
     /// A symbolic link that stays inside the image.
     Link(PathBuf),
+}
+
+impl Entry {
+    /// Returns the size of its content.
+    const fn bytes(&self) -> u64 {
+        match self {
+            Self::File { size, .. } => *size,
+            Self::Folder | Self::Link(_) => 0,
+        }
+    }
 }
 
 /// All entries of a layer by their path in the image, sorted so that equal files give equal bytes.
@@ -319,6 +330,12 @@ impl Collector<'_> {
             Some(_) => return Err(self.refused(destination, "two sources have this destination")),
             None => {}
         }
+        check_path(destination.as_os_str().as_bytes())
+            .map_err(|failure| BuiltinError::unfetchable(&self.files.place, &failure))?;
+        if destination.file_name().is_some_and(|name| is_whiteout(name.as_bytes())) {
+            let message = "a name that begins with .wh. removes files of other layers: choose another name";
+            return Err(self.refused(destination, message));
+        }
         if self.entries.len() as u64 >= MAX_TREE_ENTRIES {
             return Err(self.refused(destination, &format!("more than {MAX_TREE_ENTRIES} files and folders")));
         }
@@ -334,8 +351,15 @@ impl Collector<'_> {
     }
 }
 
-/// Checks the layers of one image: a path in both must be a folder.
+/// Checks the layers of one image: a path in both must be a folder, and both together must fit into a tree.
 pub(super) fn check_layers(common: &Entries, own: &Entries, platform: &str) -> Result<(), BuiltinError> {
+    let bytes: u64 = common.values().chain(own.values()).map(Entry::bytes).sum();
+    if bytes > MAX_TREE_BYTES || (common.len() + own.len()) as u64 > MAX_TREE_ENTRIES {
+        let message = format!(
+            "more than {MAX_TREE_BYTES} bytes of files, or than {MAX_TREE_ENTRIES} files and folders"
+        );
+        return Err(BuiltinError::image(&format!("the image for {platform}"), message));
+    }
     let both = own.iter().find_map(|(path, entry)| {
         let under = common.get(path)?;
         (*under != Entry::Folder || *entry != Entry::Folder).then_some(path)

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use step_runner_core::job::event::FetchFailure;
+
 /// An error for people, on one line. Says what to do unless that is obvious.
 #[derive(Debug, thiserror::Error)]
 pub enum BuiltinError {
@@ -64,6 +66,11 @@ impl BuiltinError {
 
     pub(super) fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { what, path: path.to_owned(), source }
+    }
+
+    /// Returns the error of an image that cannot be fetched because of `failure`.
+    pub(super) fn unfetchable(what: &dyn ToString, failure: &FetchFailure) -> Self {
+        Self::image(what, format!("this image could not be fetched: {}", failure.message))
     }
 
     pub(super) fn image(what: &dyn ToString, message: impl Into<String>) -> Self {

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use oci_client::manifest::OciDescriptor;
@@ -9,7 +10,9 @@ use sha2::{Digest, Sha256};
 
 use super::BuiltinError;
 use super::contents::{Entries, Entry};
+use crate::fetch::worker::archive::{self, Packing};
 use crate::oci::digest_of_hash;
+use step_runner_core::job::event::FetchFailure;
 
 /// Media type of the layers of functions (language.md §7.7).
 pub(super) const LAYER_MEDIA_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
@@ -56,6 +59,33 @@ impl<W: Write> Write for Hashing<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.inner.flush()
+    }
+}
+
+/// Checks a layer, the blob at byte `start` of `file`, by the rules of those who fetch it. A layer of another kind is of an
+/// image for other programs, so it passes. Leaves the file's offset as it is.
+///
+/// # Errors
+/// The layer could not be fetched.
+pub(super) fn check(file: &File, start: u64, layer: &OciDescriptor) -> Result<(), FetchFailure> {
+    let Some(packing) = Packing::of_media_type(&layer.media_type) else { return Ok(()) };
+    archive::check(packing, BlobReader { file, at: start, left: u64::try_from(layer.size).unwrap_or(0) })
+}
+
+/// Reads a part of a file.
+struct BlobReader<'a> {
+    file: &'a File,
+    at: u64,
+    left: u64,
+}
+
+impl Read for BlobReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let wanted = into.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let read = self.file.read_at(into.get_mut(..wanted).unwrap_or_default(), self.at)?;
+        self.at += read as u64;
+        self.left -= read as u64;
+        Ok(read)
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
+use std::sync::mpsc;
 
 use serde_json::json;
 
 use super::archive::{self, Archive, Blob};
-use super::layer::LAYER_MEDIA_TYPE;
+use super::layer::{self, LAYER_MEDIA_TYPE};
 use super::*;
 use crate::oci::digest_of;
 
@@ -156,6 +158,17 @@ fn an_archive_of_an_earlier_build_is_packed_if_it_is_named() {
 }
 
 #[test]
+fn what_unpacks_to_more_than_a_fetch_allows_is_not_built() {
+    let dir = project();
+    File::create(dir.path().join("zeros")).unwrap().set_len(70 << 20).unwrap();
+    let inputs = json!({"version": "1.0.0", "common": {"files": {"zeros": "zeros"}}});
+    let message = build(dir.path(), &inputs).unwrap_err();
+    assert!(message.starts_with("common.files: this image could not be fetched: "), "{message}");
+    assert!(message.contains("200 times its size"), "{message}");
+    assert!(!dir.path().join(ARCHIVE).exists());
+}
+
+#[test]
 fn an_image_has_a_version_and_files() {
     let dir = project();
     for (version, common, expected) in [
@@ -207,6 +220,51 @@ fn what_is_no_archive_or_a_spoilt_one_is_refused() {
         let message = archive.manifest(archive.root()).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
+}
+
+/// Starts a registry that has nothing. Returns its address, and the first lines of all requests.
+fn empty_registry() -> (String, mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (sender, requests) = mpsc::channel();
+    // The thread ends with the test program.
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map(Result::unwrap) {
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            sender.send(line).ok();
+            let answer = "HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+            stream.write_all(answer.as_bytes()).ok();
+        }
+    });
+    (address, requests)
+}
+
+#[test]
+fn an_archive_that_could_not_be_fetched_is_not_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut packer = tar::Builder::new(zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap());
+    let mut header = layer::header();
+    header.set_size(70 << 20);
+    header.set_mode(0o644);
+    packer.append_data(&mut header, "zeros", io::repeat(0).take(70 << 20)).unwrap();
+    let layer = packer.into_inner().unwrap().finish().unwrap();
+    let manifest = json!({"schemaVersion": 2,
+        "config": {"mediaType": "config", "digest": digest_of(b"{}"), "size": 2},
+        "layers": [{"mediaType": LAYER_MEDIA_TYPE, "digest": digest_of(&layer), "size": layer.len()}]});
+    let manifest = manifest.to_string().into_bytes();
+    let index = json!({"schemaVersion": 2, "manifests": [{
+        "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": digest_of(&manifest),
+        "size": manifest.len(), "annotations": {"org.opencontainers.image.ref.name": "1.0.0"}}]});
+    let blobs = [layer, manifest, b"{}".to_vec()].map(|bytes| (digest_of(&bytes), Blob::Bytes(bytes)));
+    archive::write(&dir.path().join(ARCHIVE), &blobs.into(), index.to_string().as_bytes()).unwrap();
+    let (address, requests) = empty_registry();
+    let inputs = json!({"archive": ARCHIVE, "to_repository": format!("{address}/g/x")});
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (inputs, environment) = (inputs.as_object().unwrap(), environment(dir.path()));
+    let message = runtime.block_on(publish::publish(inputs, &environment)).unwrap_err().to_string();
+    assert!(message.contains("function-image.tar: this image could not be fetched: "), "{message}");
+    assert!(requests.try_iter().all(|line| line.starts_with("GET ")), "something was pushed");
 }
 
 proptest::proptest! {

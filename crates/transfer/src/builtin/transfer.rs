@@ -9,7 +9,7 @@ use std::path::Path;
 use oci_client::manifest::{OciDescriptor, OciImageManifest, OciManifest};
 
 use super::archive::Archive;
-use super::layer::temporary;
+use super::layer::{self, temporary};
 use super::version::ReleaseVersion as Release;
 use super::{BuiltinEnvironment, BuiltinError};
 use crate::oci::{
@@ -74,6 +74,15 @@ impl ImageOrigin<'_> {
         }
     }
 
+    /// Refuses a layer of an archive that could not be fetched. One of a registry is published already.
+    fn check(&self, layer: &OciDescriptor) -> Result<(), BuiltinError> {
+        let Self::Archive(archive) = self else { return Ok(()) };
+        // The registry may have a layer that the archive lacks.
+        let Ok((file, start)) = archive.blob(layer) else { return Ok(()) };
+        layer::check(&file, start, layer)
+            .map_err(|failure| BuiltinError::unfetchable(&archive.path().display(), &failure))
+    }
+
     fn bad(&self, message: &str) -> BuiltinError {
         match self {
             Self::Archive(archive) => BuiltinError::image(&archive.path().display(), message),
@@ -135,6 +144,7 @@ async fn copy_blobs(
     to: &mut Registry,
     environment: &BuiltinEnvironment<'_>,
 ) -> Result<(), BuiltinError> {
+    image.layers.iter().try_for_each(|layer| origin.check(layer))?;
     for descriptor in image.layers.iter().chain([&image.config]) {
         let (digest, size) = (&descriptor.digest, descriptor.size);
         if to.has_blob(digest).await? {

@@ -125,10 +125,17 @@ fn sources_that_cannot_be_packed_are_named() {
     symlink("/etc", dir.path().join("leaves")).unwrap();
     fs::create_dir(dir.path().join("bad")).unwrap();
     symlink("../../x", dir.path().join("bad/link")).unwrap();
+    fs::create_dir_all(dir.path().join("white")).unwrap();
+    fs::write(dir.path().join("white/.wh.x"), "x").unwrap();
+    let long = vec!["d".repeat(200); 11].join("/");
     for (files, expected) in [
         (json!({"x": "missing"}), "cannot find the source"),
         (json!({"x": "leaves"}), "leads out of the job's directory"),
         (json!({"x": "bad"}), "bad/link: the symbolic link does not stay inside the image"),
+        (json!({"x": "white"}), "common.files: \"x/.wh.x\": a name that begins with .wh. removes files"),
+        (json!({".wh..wh..opq": "a"}), "a name that begins with .wh. removes files"),
+        (json!({(long): "a"}), "a path longer than 2048 bytes"),
+        (json!({("d".repeat(256)): "a"}), "longer than 255 bytes"),
         (json!({".": "a"}), "a file needs a name"),
         (json!({"a": "a", "./a": "out/b"}), "common.files: \"a\": two sources have this destination"),
         (json!({"x": "out", "x/b": "a"}), "common.files: \"x/b\": two sources have this destination"),

@@ -5,6 +5,7 @@
 //! link becomes a separate file. Skips devices, FIFOs and links that lead outside: ordinary images hold some that no
 //! function needs. Any other entry is an error with its name. May not know of registries.
 
+mod check;
 mod meter;
 
 use std::collections::HashSet;
@@ -14,7 +15,8 @@ use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, Entry, EntryType};
 
 use super::tree::{self, TreeWriter, failure};
-use meter::{Meter, Metered};
+pub(crate) use check::check;
+use meter::Meter;
 use step_runner_core::job::event::FetchFailure;
 use step_runner_lang::diagnostic::Class;
 
@@ -66,6 +68,23 @@ impl Packing {
 /// # Errors
 /// Class `fetch`: it is no archive, or an entry is refused. Class `limit`: it unpacks to too much data.
 pub fn unpack(packing: Packing, packed: impl Read, tree: &mut TreeWriter) -> Result<(), FetchFailure> {
+    let mut unpacker = LayerUnpacker { tree, written: HashSet::new(), cleared: HashSet::new() };
+    visit(packing, packed, &mut unpacker)
+}
+
+/// True if a name marks an entry of lower layers as deleted: the file of this name is not unpacked.
+pub(crate) fn is_whiteout(name: &[u8]) -> bool {
+    name.starts_with(WHITEOUT)
+}
+
+/// Takes the entries of a layer.
+trait EntryVisitor {
+    /// Takes an entry, whose content may be read after [`Meter::allow`].
+    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>, meter: &Meter) -> Result<(), FetchFailure>;
+}
+
+/// Passes the entries of a layer to `visitor`, within the limits of what it may unpack to.
+fn visit(packing: Packing, packed: impl Read, visitor: &mut impl EntryVisitor) -> Result<(), FetchFailure> {
     let meter = Meter::default();
     let packed = BufReader::new(meter.packed(packed));
     let reader: Box<dyn Read + '_> = match packing {
@@ -73,11 +92,17 @@ pub fn unpack(packing: Packing, packed: impl Read, tree: &mut TreeWriter) -> Res
         Packing::Gzip => Box::new(MultiGzDecoder::new(packed)),
         Packing::Zstd => Box::new(zstd_reader(packed).map_err(|error| broken(&error))?),
     };
-    let reader = meter.unpacked(reader);
-    let (written, cleared) = (HashSet::new(), HashSet::new());
-    let done = LayerUnpacker { tree, meter: &meter, written, cleared }.unpack(reader);
+    let mut archive = Archive::new(meter.unpacked(reader));
+    let mut visit_all = || -> Result<(), FetchFailure> {
+        let mut entries = archive.entries().map_err(|error| broken(&error))?;
+        loop {
+            meter.allow(MAX_HEADER_BYTES);
+            let Some(entry) = entries.next() else { return Ok(()) };
+            visitor.entry(&mut entry.map_err(|error| broken(&error))?, &meter)?;
+        }
+    };
     // If the meter stopped the reader, its reason says more than the parser's error.
-    done.map_err(|failure| meter.stopped().unwrap_or(failure))
+    visit_all().map_err(|failure| meter.stopped().unwrap_or(failure))
 }
 
 fn zstd_reader(packed: BufReader<impl Read>) -> io::Result<impl Read> {
@@ -89,7 +114,6 @@ fn zstd_reader(packed: BufReader<impl Read>) -> io::Result<impl Read> {
 /// State of unpacking one layer.
 struct LayerUnpacker<'a> {
     tree: &'a mut TreeWriter,
-    meter: &'a Meter,
     /// Paths of this layer and their parent folders. Its whiteouts spare them, as they apply to lower layers only.
     written: HashSet<Vec<u8>>,
     /// Paths that whiteouts have already cleared of lower layers' entries. A path that ends in `/` stands for all
@@ -97,18 +121,8 @@ struct LayerUnpacker<'a> {
     cleared: HashSet<Vec<u8>>,
 }
 
-impl LayerUnpacker<'_> {
-    fn unpack(&mut self, reader: Metered<'_, impl Read>) -> Result<(), FetchFailure> {
-        let mut archive = Archive::new(reader);
-        let mut entries = archive.entries().map_err(|error| broken(&error))?;
-        loop {
-            self.meter.allow(MAX_HEADER_BYTES);
-            let Some(entry) = entries.next() else { return Ok(()) };
-            self.entry(&mut entry.map_err(|error| broken(&error))?)?;
-        }
-    }
-
-    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), FetchFailure> {
+impl EntryVisitor for LayerUnpacker<'_> {
+    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>, meter: &Meter) -> Result<(), FetchFailure> {
         let kind = entry.header().entry_type();
         if kind.is_pax_global_extensions() {
             return check_global(entry);
@@ -116,7 +130,7 @@ impl LayerUnpacker<'_> {
         let path = entry.path_bytes().into_owned();
         check_extensions(&path, entry)?;
         let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        if name.starts_with(WHITEOUT) {
+        if is_whiteout(name) {
             return self.whiteout(&path, name);
         }
         match kind {
@@ -127,7 +141,7 @@ impl LayerUnpacker<'_> {
             }
             EntryType::Regular | EntryType::Continuous => {
                 let mode = entry.header().mode().map_err(|error| broken(&error))?;
-                self.meter.allow(entry.size());
+                meter.allow(entry.size());
                 self.tree.file(&path, mode & 0o111 != 0, entry)?;
             }
             EntryType::Symlink => {
@@ -148,7 +162,9 @@ impl LayerUnpacker<'_> {
         self.keep(&path);
         Ok(())
     }
+}
 
+impl LayerUnpacker<'_> {
     /// Skips an entry, but removes what an earlier entry put at its path.
     fn leave_out(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
         self.tree.remove(path, &|_| false)

@@ -373,6 +373,11 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>, FetchFailure> {
     Ok(names)
 }
 
+/// Checks the path of an entry as [`TreeWriter`] does.
+pub(crate) fn check_path(path: &[u8]) -> Result<(), FetchFailure> {
+    names(path).map(drop)
+}
+
 /// True if [`TreeWriter::link`] accepts this target for a link at `path`.
 pub(crate) fn takes_target(path: &[u8], target: &[u8]) -> bool {
     names(path).is_ok_and(|names| check_target(path, target, names.len().saturating_sub(1)).is_ok())

@@ -360,6 +360,23 @@ fn fault_69_bombs_are_stopped_early() {
 }
 
 #[test]
+fn a_check_refuses_what_unpacking_refuses() {
+    let refused = |layer: &[u8]| check(Packing::Zstd, zstd(layer).as_slice()).err().map(|end| end.message);
+    let whole = Crafted::default().folder("./").file("a", "x").link("b", "a").file(".wh.c", "").end();
+    assert_eq!(refused(&whole), None);
+    let large = Crafted::default().entry(EntryType::Regular, "a", "", 0o644, &vec![0; 70 << 20]).end();
+    for (layer, says) in [
+        (large, "200 times"),
+        (Crafted::default().file("../a", "x").end(), "holds . or .."),
+        (Crafted::default().pax(&[("path", &"d/".repeat(2000))]).file("a", "x").end(), "longer than 2048"),
+        (b"no archive".repeat(100), "no valid archive"),
+    ] {
+        let message = refused(&layer).unwrap();
+        assert!(message.contains(says), "{message}");
+    }
+}
+
+#[test]
 fn fault_69_headers_that_would_fill_memory_are_refused() {
     for kind in [EntryType::GNULongName, EntryType::XHeader, EntryType::XGlobalHeader] {
         let head = Crafted::default().sized(kind, "x", "", 0, 1 << 40, b"").bytes;
