@@ -54,6 +54,8 @@ pub(crate) enum Trouble {
     Page,
     /// Answers with noise that has the content type of Git's protocol.
     Noise,
+    /// Refuses in the protocol's own form, a line `ERR REASON`.
+    Says(&'static str),
     /// Redirects everything below `/moved` to this address.
     Redirect(String),
 }
@@ -215,6 +217,12 @@ async fn serve(State(shared): State<Arc<Shared>>, request: Request) -> Response 
                 .header(CONTENT_TYPE, kind)
                 .body(Body::from("no packet lines"))
                 .unwrap();
+        }
+        Trouble::Says(reason) => {
+            let kind = "application/x-git-upload-pack-advertisement";
+            let said = format!("ERR {reason}\n");
+            let lines = format!("001e# service=git-upload-pack\n0000{:04x}{said}", said.len() + 4);
+            return Response::builder().header(CONTENT_TYPE, kind).body(Body::from(lines)).unwrap();
         }
         Trouble::Redirect(address) if target.starts_with("/moved") => {
             let target = target.strip_prefix("/moved").unwrap();

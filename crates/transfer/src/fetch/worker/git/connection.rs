@@ -20,7 +20,7 @@ use gix::protocol::ls_refs::RefPrefixes;
 use gix::protocol::{Handshake, LsRefsCommand};
 use gix_transport::client::blocking_io::http::Transport;
 use gix_transport::client::blocking_io::{SetServiceResponse, Transport as _};
-use gix_transport::{Protocol, Service};
+use gix_transport::{Protocol, Service, packetline};
 
 use super::fault::Fault;
 use super::http::{TransferState, Web};
@@ -222,7 +222,13 @@ fn shake_hands(transport: &mut Transport<Web>, wire: &TransferState) -> Result<H
 /// Translates an error that came while a list was read.
 fn list_fault(wire: &TransferState, error: &gix::Error) -> Fault {
     let early = is_early_end(error).then_some(Fault::CUT);
-    known_fault(wire, error).or(early).unwrap_or(Fault::NotGit)
+    known_fault(wire, error).or_else(|| refusal(error)).or(early).unwrap_or(Fault::NotGit)
+}
+
+/// Translates a line `ERR REASON`, with which a server refuses in the middle of the protocol.
+fn refusal(error: &gix::Error) -> Option<Fault> {
+    let line = error.downcast_any_ref::<io::Error>()?.get_ref()?.downcast_ref::<packetline::read::Error>()?;
+    Some(Fault::said(line.message.as_ref()))
 }
 
 /// Translates an error of Git's protocol if `wire` noted its cause or it is a disk's error.

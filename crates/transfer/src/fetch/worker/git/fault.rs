@@ -1,9 +1,10 @@
 //! Faults of fetching from a repository, in texts for people: what happened and what to do. These texts hold no secret.
-//! Of what a server sent they hold at most what Git's library quotes, cut and escaped.
+//! Of what a server sent they hold at most what Git's library quotes, cut and escaped, and the reason of a refusal.
 
 use std::io;
 use std::time::Duration;
 
+use gix::bstr::{BStr, ByteSlice};
 use reqwest::StatusCode;
 
 use super::location::{Location, LocationError};
@@ -12,9 +13,13 @@ use crate::oci::short;
 use step_runner_core::job::event::FetchFailure;
 use step_runner_lang::diagnostic::Class;
 use step_runner_model::error::Chain;
+use step_runner_model::text;
 use step_runner_web::fault::RequestFault;
 use step_runner_web::redirect::RedirectFault;
 use step_runner_web::{LEAST_RATE, WebError, retry};
+
+/// Most characters of a server's own words that are kept, many more than are shown.
+const LONGEST_ERR: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
@@ -33,6 +38,8 @@ pub(super) enum Fault {
     Busy(Option<Duration>),
     #[error("the server answered with status {}, which no Git server sends: check the URL", .0.as_u16())]
     Status(StatusCode),
+    #[error("the server says: {0}")]
+    Said(String),
     #[error("the answer is not Git's protocol over HTTP: check that the URL is that of a repository")]
     NotGit,
     #[error("Git's library does not take the repository's URL ({0}): write it as https://HOST/PATH")]
@@ -66,6 +73,12 @@ impl Fault {
     pub(super) fn at(self, location: &Location) -> FetchFailure {
         let class = if self == Self::TooLarge { Class::Limit } else { Class::Fetch };
         FetchFailure { class, message: format!("cannot fetch from {location}: {self}") }
+    }
+
+    /// The server refuses in words of its own. They may quote a secret, so they are masked before they are cut.
+    pub(super) fn said(words: &BStr) -> Self {
+        let words: String = words.to_str_lossy().trim().chars().take(LONGEST_ERR).collect();
+        Self::Said(text::quote(&words).into_owned())
     }
 
     /// The objects of a pack, or the pack itself, cannot be read because of `error`.

@@ -16,6 +16,7 @@ fn every_trouble_of_a_server_has_its_own_words() {
             (Trouble::Status(418), "status 418"),
             (Trouble::Page, "not Git's protocol"),
             (Trouble::Noise, "not Git's protocol"),
+            (Trouble::Says("access denied"), "the server says: access denied"),
             (Trouble::CutList, "connection broke"),
             (Trouble::CutPack, "connection broke"),
             (Trouble::Closed, "connection broke"),
