@@ -19,17 +19,23 @@ pub(super) const MAX_FILE: u64 = 1 << 20;
 const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// Reads the first of `files` that exists in the folder `dir`. `inside` is the root of the fetched tree that the caller
-/// came with, without symbolic links.
+/// came with, without symbolic links. Messages name places in such a tree from its root.
 pub(super) fn find(dir: &str, files: &[String], inside: Option<&str>) -> Result<Fetched, FetchFailure> {
+    let below = |path: &Path| match inside.map(|tree| path.strip_prefix(tree)) {
+        Some(Ok(below)) if below.as_os_str().is_empty() => "the root folder".to_owned(),
+        Some(Ok(below)) => text_of(below),
+        _ => text_of(path),
+    };
     for name in files {
         let path = Path::new(dir).join(name);
-        if let Some(text) = read(&path, inside.map(Path::new), &path.display())? {
+        if let Some(text) = read(&path, inside.map(Path::new), &below(&path))? {
             let path = path.to_string_lossy().into_owned();
             let tree = inside.map(str::to_owned);
             return Ok(Fetched { dir: dir.to_owned(), path, text, tree, version: None });
         }
     }
-    Err(failure(Class::NotFound, format!("no {} in {}", files.join(" or "), shown(dir))))
+    let place = below(Path::new(&shown(dir)));
+    Err(failure(Class::NotFound, format!("no {} in {place}", files.join(" or "))))
 }
 
 /// Returns `dir` for messages. Resolves its `..` if the part up to the last one exists.
@@ -295,6 +301,20 @@ mod tests {
         for (dir, class) in [("no", Class::NotFound), ("up", Class::Fetch), ("../x", Class::Fetch)] {
             assert_eq!(look(&tree, dir, &[]).err().unwrap().class, class, "{dir}");
         }
+    }
+
+    #[test]
+    fn a_place_in_the_tree_of_the_caller_is_named_from_its_root() {
+        let (_folder, tree) = tree();
+        let inside = tree.to_str().unwrap();
+        let message = |dir: &str| {
+            let dir = format!("{inside}{dir}");
+            find(&dir, &["func.yml".to_owned()], Some(inside)).err().unwrap().message
+        };
+        assert_eq!(message("/steps/b"), "no func.yml in steps/b");
+        assert_eq!(message("/steps/../old"), "no func.yml in old");
+        assert_eq!(message(""), "no func.yml in the root folder");
+        assert_eq!(message("/old/../.."), "old/../../func.yml leaves the tree it was fetched with");
     }
 
     #[test]

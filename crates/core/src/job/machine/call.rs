@@ -10,12 +10,14 @@ use step_runner_lang::ast::flow::Flow;
 use step_runner_lang::ast::{Body, Reference, Step};
 use step_runner_lang::environment::{Environment, Exports};
 use step_runner_lang::eval::{ListState, Steps};
+use step_runner_lang::reference;
 use step_runner_lang::value::Value;
 use step_runner_model::{StepResult, StepUsage};
 
 use crate::job::effect::{StepFiles, Success};
-use crate::job::event::{CallId, ProcessNumber, TimerId};
+use crate::job::event::{CallId, Fetched, ProcessNumber, TimerId};
 use crate::plan::library::Loaded;
+use crate::plan::locate;
 
 use super::failure::Failure;
 use super::{Machine, ROOT};
@@ -131,6 +133,27 @@ pub(super) struct Loading {
     pub(super) reference: Reference,
 }
 
+/// A tree that functions were fetched into.
+pub(super) struct FetchedTree {
+    /// Its folder, absolute.
+    pub(super) root: String,
+    /// The place that it comes from, for messages, without credentials.
+    origin: String,
+}
+
+impl FetchedTree {
+    /// Describes the tree that `reference` was fetched into; `None` for a file of the job's environment.
+    pub(super) fn new(reference: &Reference, fetched: &Fetched) -> Option<Self> {
+        Some(Self { root: fetched.tree.clone()?, origin: reference::origin(reference)? })
+    }
+
+    /// Returns the name of its file `path` in messages: the folder means nothing to people, and is gone when they look.
+    pub(super) fn name_of(&self, path: &str) -> String {
+        let inside = locate::tidy(path.strip_prefix(&self.root).unwrap_or(path));
+        format!("{} {}", self.origin, inside.trim_start_matches('/'))
+    }
+}
+
 /// A function that is about to begin.
 pub(super) struct Entry {
     /// Its call.
@@ -139,7 +162,7 @@ pub(super) struct Entry {
     pub(super) loaded: Arc<Loaded>,
     pub(super) inputs: IndexMap<String, Value>,
     pub(super) func_dir: Arc<str>,
-    pub(super) tree: Option<Arc<str>>,
+    pub(super) tree: Option<Arc<FetchedTree>>,
     /// The caller's environment and that of the step, without the exports.
     pub(super) environment: Environment,
 }
@@ -168,7 +191,7 @@ pub(super) struct Leaf {
 pub(super) struct List {
     pub(super) loaded: Arc<Loaded>,
     pub(super) func_dir: Arc<str>,
-    pub(super) tree: Option<Arc<str>>,
+    pub(super) tree: Option<Arc<FetchedTree>>,
     pub(super) inputs: IndexMap<String, Value>,
     /// Ended steps as the object `steps` (language.md §10).
     pub(super) steps: Steps,

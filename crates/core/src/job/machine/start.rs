@@ -20,7 +20,7 @@ use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
 
-use super::call::{Call, Domain, Entry, Loading, StepAt, Work, steps_of};
+use super::call::{Call, Domain, Entry, FetchedTree, Loading, StepAt, Work, steps_of};
 use super::ends::to_shown;
 use super::failure::Failure;
 use super::{Machine, ROOT, Root};
@@ -94,7 +94,7 @@ impl Machine {
                 return Ok(());
             };
             let target = locate::target(step, &list.loaded.function, &list.func_dir, &view);
-            (target, view.files_used.get(), list.tree.as_deref().map(str::to_owned))
+            (target, view.files_used.get(), list.tree.as_ref().map(|tree| tree.root.clone()))
         };
         self.make_files_if(caller, used);
         match target.map_err(|finding| Failure::loading(&[finding]))? {
@@ -187,9 +187,11 @@ impl Machine {
             }
         })?;
         self.log_version(&step.name, &loading.reference, fetched);
+        let tree = FetchedTree::new(&loading.reference, fetched).map(Arc::new).or(inherited);
+        let name = tree.as_ref().map(|tree| tree.name_of(&fetched.path));
         let (loaded, fresh) = self
             .library
-            .load(&fetched.path, &fetched.text)
+            .load(name.as_deref().unwrap_or(&fetched.path), &fetched.text)
             .map_err(|findings| Failure::loading(&findings))?;
         if fresh {
             self.secrets.note_references(&loaded.function);
@@ -197,8 +199,7 @@ impl Machine {
         }
         let filename = fetched.path.rsplit('/').next();
         let info = locate::info(&loading.reference, filename);
-        let place = (fetched.dir.as_str().into(), fetched.tree.as_deref().map(Into::into).or(inherited));
-        let entry = self.entry(id, loading.files, loaded, place);
+        let entry = self.entry(id, loading.files, loaded, (fetched.dir.as_str().into(), tree));
         self.bind_and_enter(step, info, entry, None)
     }
 
@@ -209,7 +210,7 @@ impl Machine {
         id: CallId,
         files: StepFiles,
         loaded: Arc<Loaded>,
-        (func_dir, tree): (Arc<str>, Option<Arc<str>>),
+        (func_dir, tree): (Arc<str>, Option<Arc<FetchedTree>>),
     ) -> Entry {
         let caller = self.caller(id).unwrap_or(ROOT);
         let environment = self.list(caller).map_or(&self.constants.environment, |list| &list.environment);

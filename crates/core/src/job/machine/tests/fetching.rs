@@ -58,6 +58,31 @@ fn the_log_pins_what_was_fetched_without_credentials() {
 }
 
 #[test]
+fn an_error_in_a_fetched_function_names_its_place_in_its_tree_and_no_folder_of_the_daemon() {
+    let file = |path: &str, text: &str, tree: Option<&str>| Fetched {
+        dir: format!("/cache/tree/{path}"),
+        path: format!("/cache/tree/{path}/func.yml"),
+        text: text.into(),
+        tree: tree.map(str::to_owned),
+        version: None,
+    };
+    let calls = "{}\n---\nrun: [{name: in, func: ../../other}]\n";
+    for reference in ["https://u:pass@host.example/g/p/-/x@v1", "host.example/g/p:1 steps/x"] {
+        let mut machine = Machine::new(&request(&format!("[{{name: a, func: '{reference}'}}]"))).unwrap();
+        let (process, _) = search(&machine.handle(&Event::Admitted { at: 0 }, 0));
+        let result = Ok(file("steps/x", calls, Some("/cache/tree")));
+        let (process, _) = search(&machine.handle(&Event::Fetched { process, result }, 0));
+        let result = Ok(file("steps/x/../../other", "{}\n---\nexec: {comand: [x]}\n", None));
+        let effects = machine.handle(&Event::Fetched { process, result }, 0);
+        let origin = if reference.contains('@') { "host.example/g/p@v1" } else { "host.example/g/p:1" };
+        let expected = format!("{origin} other/func.yml:3:8: exec.comand: unknown key");
+        let Some(Effect::Finish { outcome, .. }) = effects.last() else { panic!("{effects:?}") };
+        assert!(outcome.message.contains(&expected), "{}", outcome.message);
+        assert!(!outcome.message.contains("/cache"), "{}", outcome.message);
+    }
+}
+
+#[test]
 fn what_was_not_fetched_is_not_pinned() {
     let mut machine =
         Machine::new(&request("[{name: a, func: ./a}, {name: b, func: 'h.example/p@v1'}]")).unwrap();
