@@ -198,7 +198,8 @@ impl Registry {
             .ok_or_else(|| Problem::Nonsense("its manifest holds a malformed digest".into()))?;
         // Ask by digest only: URLs in a manifest could direct us to any other server.
         let url = self.session.url(&format!("blobs/{}", blob.digest))?;
-        let mut answer = self.session.send(&Request::new(Method::GET, url)).await?;
+        let answer = self.session.send(&Request::new(Method::GET, url)).await;
+        let mut answer = answer.map_err(|problem| problem.of_part(&blob.digest))?;
         let mut left = u64::try_from(blob.size).unwrap_or(0);
         let mut pace = TransferRate::default();
         loop {

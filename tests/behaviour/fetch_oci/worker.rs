@@ -251,7 +251,7 @@ fn every_fault_of_a_registry_has_its_own_words() {
         ("shorter", blob(size + 1, response("200 OK", "", &layer)), "connection broke"),
         ("longer", blob(size, response("200 OK", "", &long)), "larger than announced"),
         ("other content", blob(size, response("200 OK", "", &other)), "does not have the digest"),
-        ("blob gone", blob(size, response("404 Not Found", "", b"")), "no such"),
+        ("blob gone", blob(size, response("404 Not Found", "", b"")), "the registry lacks sha256:"),
         ("bad digest", scripted(|_| manifest("sha256:../../x", 1)), "malformed digest"),
         ("too large", scripted(|_| manifest(&digest_of(b""), 2 << 30)), "larger than"),
     ];

@@ -57,9 +57,12 @@ pub enum Problem {
         "the registry refuses the credentials of DOCKER_AUTH_CONFIG: check user, password and their rights on the repository"
     )]
     Denied,
-    /// No such repository, tag or content.
+    /// No such repository or tag.
     #[error("there is no such repository or tag: check the name, and that the image was published")]
     NotFound,
+    /// The image names a part that is not there. Holds its digest.
+    #[error("the registry lacks {0}, a part of the image: publish the image again")]
+    Missing(String),
     /// Too many requests. Holds the time for which the registry asks.
     #[error("the registry limits requests (status 429): try again later, or with credentials")]
     Busy(Option<Duration>),
@@ -119,6 +122,14 @@ impl Problem {
             Self::Busy(_) | Self::Server(..) | Self::Cut => true,
             Self::Unreachable(fault) => fault.is_transient(),
             _ => false,
+        }
+    }
+
+    /// Adds to a failed request that it was for the part of an image with this digest.
+    pub(super) fn of_part(self, digest: &str) -> Self {
+        match self {
+            Self::NotFound => Self::Missing(short(digest)),
+            problem => problem,
         }
     }
 

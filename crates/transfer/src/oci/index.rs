@@ -35,7 +35,9 @@ impl Registry {
             };
             let version = ImageVersion::digest(&digest)
                 .ok_or_else(|| self.failed(Problem::Nonsense("its index holds a malformed digest".into())))?;
-            (found, depth) = (self.next_manifest(&version).await?, below);
+            let next = self.next_manifest(&version).await;
+            let next = next.map_err(|error| OciError { problem: error.problem.of_part(&digest), ..error })?;
+            (found, depth) = (next, below);
         }
         Err(self.failed(Problem::TooLarge("number of indexes")))
     }
