@@ -240,6 +240,9 @@ fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
         exit_code::FAILED if status.message.contains(": cannot fetch ") => {
             "run it again, or check the network, the reference and the credentials"
         }
+        exit_code::FAILED if status.message.contains(": the image ") => {
+            "publish the image again, without the fault that the message names, or name another version of it"
+        }
         exit_code::FAILED if of_reference && status.message.contains(": run[0].inputs.") => {
             "give the function its inputs with --input NAME=VALUE"
         }
@@ -342,6 +345,14 @@ mod tests {
         let text =
             lines(&status, None, &Tail::default(), None, SummaryReason::Message, Detail::Full).join("\n");
         assert!(text.contains("check the network") && !text.contains("correct the function"), "{text}");
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_used_is_not_blamed_on_the_network() {
+        let message = "step \"a\": failed to load: f.yml:1:2: run[0]: the image h/x:1 cannot be used: no";
+        let status = v1::Status { exit_code: -1, message: message.into(), ..Default::default() };
+        let advice = advice(&status, false).unwrap();
+        assert!(advice.contains("publish the image again") && !advice.contains("network"), "{advice}");
     }
 
     #[test]

@@ -133,6 +133,11 @@ impl Problem {
         }
     }
 
+    /// True if the published image is at fault: only another one helps.
+    pub(crate) const fn is_of_image(&self) -> bool {
+        matches!(self, Self::Missing(_) | Self::Digest(_) | Self::TooLarge(_) | Self::Platform { .. })
+    }
+
     /// Returns the time for which the registry asks before the next request.
     pub(super) const fn retry_after(&self) -> Option<Duration> {
         match self {

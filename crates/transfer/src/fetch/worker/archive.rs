@@ -15,6 +15,7 @@ use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, Entry, EntryType};
 
 use super::tree::{self, TreeWriter, failure};
+use crate::oci::short;
 pub(crate) use check::check;
 use meter::Meter;
 use step_runner_core::job::event::FetchFailure;
@@ -263,10 +264,11 @@ fn check_global<R: Read>(entry: &mut Entry<'_, R>) -> Result<(), FetchFailure> {
     Ok(())
 }
 
-/// An archive that cannot be read. The parser's text may quote it.
+/// An archive that cannot be read. The parser's text may quote it: the bytes of a damaged header are left out.
 fn broken(error: &io::Error) -> FetchFailure {
-    let text: String = error.to_string().chars().take(200).collect();
-    failure(Class::Fetch, format!("a layer is no valid archive: {}", text.escape_debug()))
+    let text = error.to_string();
+    let text = text.split(" when getting ").next().unwrap_or_default();
+    failure(Class::Fetch, format!("a layer is no valid archive: {}", short(text)))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //!
 //! A layer is received whole and checked against its digest before a byte of it is unpacked.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Seek};
 use std::path::{Path, PathBuf};
@@ -12,11 +13,12 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::Remote;
 use super::archive::{self, Packing};
-use super::tree::{TreeWriter, failure};
+use super::tree::{self, TreeWriter, failure};
 use crate::fetch::order::{MAX_TREE_BYTES, Order, Progress, Source, Stats};
 use crate::oci::{Access, DOCKER_AUTH_CONFIG, ImageName, OciError, Platform, Problem, Registry};
 use step_runner_core::job::event::FetchFailure;
 use step_runner_lang::diagnostic::Class;
+use step_runner_model::error::Chain;
 use step_runner_web::Network;
 use step_runner_web::retry::Notice;
 
@@ -96,7 +98,7 @@ impl Remote for Image {
         });
         let (registry, image) = found.map_err(|error: OciError| of_oci(&error))?;
         let OciManifest::Image(manifest) = image.content else {
-            return Err(failure(Class::Fetch, format!("cannot fetch {name}: it is an index of images")));
+            return Err(unusable(Class::Fetch, name, "it is an index of images"));
         };
         let layers = layers(name, manifest.layers)?;
         self.found = Some((registry, layers));
@@ -116,9 +118,11 @@ impl Remote for Image {
                 report(progress);
             };
             let file = self.receive(&mut registry, &layer.blob, &mut received)?;
-            archive::unpack(layer.packing, file, &mut tree).map_err(|wrong| FetchFailure {
-                message: format!("cannot fetch {}: {}", self.name, wrong.message),
-                ..wrong
+            archive::unpack(layer.packing, file, &mut tree).map_err(|wrong| {
+                if tree::is_of_disk(&wrong) {
+                    return failure(wrong.class, format!("cannot fetch {}: {}", self.name, wrong.message));
+                }
+                unusable(wrong.class, &self.name, wrong.message)
             })?;
         }
         tree.finish()
@@ -133,7 +137,7 @@ impl ImageLayer {
 
 /// Checks that the layers of a manifest can be unpacked and are within the limits.
 fn layers(name: &ImageName, blobs: Vec<OciDescriptor>) -> Result<Vec<ImageLayer>, FetchFailure> {
-    let wrong = |class, text| Err(failure(class, format!("cannot fetch {name}: {text}")));
+    let wrong = |class, text| Err(unusable(class, name, text));
     if blobs.len() > MAX_LAYERS {
         return wrong(Class::Limit, format!("it has {} layers, more than {MAX_LAYERS}", blobs.len()));
     }
@@ -158,5 +162,13 @@ fn layers(name: &ImageName, blobs: Vec<OciDescriptor>) -> Result<Vec<ImageLayer>
 
 fn of_oci(error: &OciError) -> FetchFailure {
     let class = if matches!(error.problem, Problem::TooLarge(_)) { Class::Limit } else { Class::Fetch };
+    if error.problem.is_of_image() {
+        return unusable(class, &error.image, Chain(&error.problem));
+    }
     failure(class, format!("cannot fetch {error}"))
+}
+
+/// Reports that the published image is at fault. The summary of a failed job knows these words.
+fn unusable(class: Class, image: impl Display, why: impl Display) -> FetchFailure {
+    failure(class, format!("the image {image} cannot be used: {why}"))
 }

@@ -425,8 +425,16 @@ pub(super) fn refused(path: &[u8], why: &str) -> FetchFailure {
     failure(Class::Fetch, format!("the tree holds {}, which is refused: {why}", shown(path)))
 }
 
+/// Begin of the messages about the disk that holds the tree.
+const CANNOT: &str = "cannot ";
+
 fn cannot(action: &str, path: &[u8], error: impl Into<io::Error>) -> FetchFailure {
-    failure(Class::Fetch, format!("cannot {action} {} of the tree: {}", shown(path), error.into()))
+    failure(Class::Fetch, format!("{CANNOT}{action} {} of the tree: {}", shown(path), error.into()))
+}
+
+/// True if a failure of this module is the disk's, not that of the tree which a server described.
+pub(super) fn is_of_disk(failure: &FetchFailure) -> bool {
+    failure.message.starts_with(CANNOT)
 }
 
 #[cfg(test)]
