@@ -13,39 +13,62 @@ use super::{Network, WebError, is_loopback};
 #[derive(Default)]
 pub(super) struct Proxies {
     /// For `https://`.
-    https: Option<String>,
+    https: Option<NamedProxy>,
     /// For `http://`.
-    http: Option<String>,
+    http: Option<NamedProxy>,
     exempt: Exempt,
+}
+
+/// An address of a proxy, and the variable that it is from.
+#[derive(Clone)]
+pub(super) struct NamedProxy {
+    pub(super) variable: &'static str,
+    address: String,
 }
 
 impl Proxies {
     /// Reads the proxy variables. Of two spellings the lower-case one counts.
     pub(super) fn new(network: &Network) -> Result<Self, WebError> {
         let read = |names, kind: fn(&str) -> reqwest::Result<Proxy>| {
-            let Some((name, address)) = network.first(names) else { return Ok(None) };
-            kind(address).map_err(|error| WebError::Proxy(name, reason(&error)))?;
-            Ok(Some(address.to_owned()))
+            let Some((variable, address)) = network.first(names) else { return Ok(None) };
+            kind(address).map_err(|error| WebError::Proxy(variable, reason(&error)))?;
+            Ok(Some(NamedProxy { variable, address: address.to_owned() }))
         };
         let all = read(["all_proxy", "ALL_PROXY"], |address| Proxy::all(address))?;
+        let https = read(["https_proxy", "HTTPS_PROXY"], |address| Proxy::https(address))?;
+        let http = read(["http_proxy", "HTTP_PROXY"], |address| Proxy::http(address))?;
         let exempt = network.first(["no_proxy", "NO_PROXY"]).map_or("", |(_, list)| list);
+        // Desktops set one for all with SOCKS beside the other two. It does no harm if nothing uses it.
+        let usable = |proxy: Option<NamedProxy>| proxy.map(NamedProxy::with_known_scheme).transpose();
         Ok(Self {
-            https: read(["https_proxy", "HTTPS_PROXY"], |address| Proxy::https(address))?
-                .or_else(|| all.clone()),
-            http: read(["http_proxy", "HTTP_PROXY"], |address| Proxy::http(address))?.or(all),
+            https: usable(https.or_else(|| all.clone()))?,
+            http: usable(http.or(all))?,
             exempt: Exempt::parse(exempt),
         })
     }
 
-    /// Returns the address of the proxy that leads to `url`.
-    fn of(&self, url: &Url) -> Option<&str> {
+    /// Returns the proxy that leads to `url`.
+    pub(super) fn of(&self, url: &Url) -> Option<&NamedProxy> {
         let proxy = if url.scheme() == "https" { &self.https } else { &self.http };
-        proxy.as_deref().filter(|_| !self.exempt.has(url))
+        proxy.as_ref().filter(|_| !self.exempt.has(url))
     }
 
     /// Returns the one proxy of a client, which chooses for each URL.
     pub(super) fn of_client(self) -> Proxy {
-        Proxy::custom(move |url| self.of(url).map(str::to_owned))
+        Proxy::custom(move |url| self.of(url).map(|proxy| proxy.address.clone()))
+    }
+}
+
+impl NamedProxy {
+    /// Refuses a scheme that the HTTP client does not know. It would go round such a proxy without a word.
+    fn with_known_scheme(self) -> Result<Self, WebError> {
+        // An address without a scheme is one of HTTP.
+        match Url::parse(&self.address) {
+            Ok(url) if url.has_host() && !matches!(url.scheme(), "http" | "https") => {
+                Err(WebError::Proxy(self.variable, "its scheme is neither http nor https".to_owned()))
+            }
+            _ => Ok(self),
+        }
     }
 }
 
@@ -176,7 +199,7 @@ mod tests {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
         let proxies = Proxies::new(&Network::new(value, |_| None)).unwrap();
-        proxies.of(&Url::parse(url).unwrap()).map(str::to_owned)
+        proxies.of(&Url::parse(url).unwrap()).map(|proxy| proxy.address.clone())
     }
 
     fn is_direct(list: &str, url: &str) -> bool {
@@ -201,12 +224,26 @@ mod tests {
             ("http://user:s3cret@proxy:99999", "invalid port number"),
             ("http://user:s3cret@", "empty host"),
             ("mailto:s3cret", "it names no host"),
+            ("htp://user:s3cret@proxy:3128", "neither http nor https"),
+            ("socks5://user:s3cret@proxy:1080", "neither http nor https"),
         ] {
             let network = Network::new(|name| (name == "https_proxy").then(|| value.to_owned()), |_| None);
             let error = network.check_proxies().unwrap_err().to_string();
             assert!(error.contains(reason) && error.contains("https_proxy"), "{value}: {error}");
             assert!(!error.contains("s3cret"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_proxy_for_all_with_an_unknown_scheme_is_refused_only_if_it_is_used() {
+        let variables =
+            [("all_proxy", "socks://p:1080"), ("https_proxy", "q:1"), ("http_proxy", "http://q:1")];
+        assert_eq!(proxy_of(&variables, "https://h/").as_deref(), Some("q:1"));
+        let used = &variables[..2];
+        let value =
+            |name: &str| used.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        let error = Network::new(value, |_| None).check_proxies().unwrap_err().to_string();
+        assert!(error.contains("all_proxy"), "{error}");
     }
 
     #[test]
