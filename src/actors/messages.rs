@@ -178,6 +178,17 @@ pub(super) enum KeeperEvent {
     Closed(Closed),
 }
 
+/// Reports that a read of a fetch has failed and is tried again.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct FetchRetried {
+    pub(super) process: ProcessNumber,
+    /// Where the fetch comes from.
+    pub(super) from: String,
+    /// What went wrong, and when the next try begins.
+    pub(super) why: String,
+}
+
 /// Reports that the job's keeper died (service.md §6.4).
 #[derive(Message)]
 #[rtype(result = "()")]

@@ -62,6 +62,9 @@ pub enum FetcherError {
     Random(getrandom::Error),
 }
 
+/// Takes where a fetch comes from and what went wrong, for each read that is tried again.
+pub type RetryNotice = dyn Fn(&str, &str) + Sync;
+
 /// Disk space that fetched trees may take.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLimits {
@@ -127,7 +130,7 @@ impl Fetcher {
 
     /// Finds the definition file that the evaluated `reference` names for a step of `job`. A transfer uses the
     /// credentials and network settings of `environment`. `inside` is the root of the tree that the caller was fetched
-    /// into.
+    /// into. Has `retried` called for each read that is tried again.
     ///
     /// Poll it on the thread of the daemon's actors (see `step_runner_process::worker`). Dropping it ends the transfer at once.
     pub async fn find(
@@ -136,6 +139,7 @@ impl Fetcher {
         reference: Reference,
         inside: Option<String>,
         environment: Vec<(Vec<u8>, Vec<u8>)>,
+        retried: &RetryNotice,
     ) -> Result<Fetched, FetchFailure> {
         match reference {
             Reference::Local { path, files } => {
@@ -149,7 +153,7 @@ impl Fetcher {
             Reference::Git { .. } | Reference::Oci { .. } => {
                 let network = self.network.clone();
                 let read = move || Wanted::new(&reference, Environment(&environment), &network);
-                self.find_remote(job, blocking(read).await?).await
+                self.find_remote(job, blocking(read).await?, retried).await
             }
             Reference::Builtin { name, .. } => {
                 Err(failure(Class::NotFound, format!("no builtin is called {name:?}")))
@@ -181,14 +185,19 @@ impl Fetcher {
         self.cache.evict();
     }
 
-    async fn find_remote(&self, job: JobKey, wanted: Wanted) -> Result<Fetched, FetchFailure> {
-        let Tree { path, version } = self.fetch(job, &wanted).await?;
+    async fn find_remote(
+        &self,
+        job: JobKey,
+        wanted: Wanted,
+        retried: &RetryNotice,
+    ) -> Result<Fetched, FetchFailure> {
+        let Tree { path, version } = self.fetch(job, &wanted, retried).await?;
         let found =
             blocking(move || local::find_in_tree(&path, &wanted.dir, &wanted.files, &wanted.origin)).await?;
         Ok(Fetched { version: Some(version), ..found })
     }
 
-    async fn fetch(&self, job: JobKey, wanted: &Wanted) -> Result<Tree, FetchFailure> {
+    async fn fetch(&self, job: JobKey, wanted: &Wanted, retried: &RetryNotice) -> Result<Tree, FetchFailure> {
         self.scanned().await?;
         if let Some((key, version)) = self.proven.recall(wanted)
             && let Some(path) = self.cache.take(key, job)
@@ -198,7 +207,7 @@ impl Fetcher {
         // Failure of another job's transfer that we last waited for.
         let mut failed = None;
         loop {
-            let mut session = self.start(wanted).await?;
+            let mut session = self.start(wanted, retried).await?;
             let order = wanted.order(session.folder().map(cache::Temporary::scratch).unwrap_or_default());
             let version = session.resolve(&order).await?;
             if !wanted.is_version(&version) {
@@ -242,20 +251,24 @@ impl Fetcher {
     }
 
     /// Starts a worker for `wanted` as soon as a place is free.
-    async fn start(&self, wanted: &Wanted) -> Result<Session, FetchFailure> {
+    async fn start<'a>(
+        &self,
+        wanted: &Wanted,
+        retried: &'a RetryNotice,
+    ) -> Result<Session<'a>, FetchFailure> {
         let broken = |error: &(dyn std::error::Error + 'static)| {
             failure(Class::Fetch, format!("cannot fetch anything: {}", Chain(error)))
         };
         let permit = self.permits.take(wanted.host()).await.map_err(|e| broken(&e))?;
         let folder = self.cache.temporary().map_err(|e| broken(&e))?;
         let disk_space = Arc::clone(&self.disk_space);
-        Session::start(&self.program, folder, permit, disk_space, wanted.origin.clone())
+        Session::start(&self.program, folder, permit, disk_space, wanted.origin.clone(), retried)
             .map_err(|e| broken(&e))
     }
 
     async fn transfer(
         &self,
-        mut session: Session,
+        mut session: Session<'_>,
         key: CacheKey,
         job: JobKey,
         version: &str,

@@ -67,7 +67,8 @@ impl JobActor {
             Action::RemoveFiles(process) => self.remove_files_of(process),
             Action::Fetch { process, reference, inside, environment } => {
                 let (fetcher, job) = (Arc::clone(&self.context.fetcher), self.key());
-                let found = async move { fetcher.find(job, *reference, inside, environment).await };
+                let retried = Self::on_retry(process, ctx);
+                let found = async move { fetcher.find(job, *reference, inside, environment, &retried).await };
                 self.fetch(process, found, ctx);
             }
             Action::StopFetch(process) => self.stop_fetch(process, ctx),

@@ -2,9 +2,10 @@
 
 use std::future::Future;
 
-use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+use actix::{ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
 
-use super::JobActor;
+use super::{JobActor, deliver};
+use crate::actors::messages::FetchRetried;
 use crate::job::event::{Event, FetchFailure, Fetched, ProcessNumber};
 
 impl JobActor {
@@ -20,6 +21,17 @@ impl JobActor {
             job.handle_event(Event::Fetched { process, result }, ctx);
         });
         self.fetching.insert(process, ctx.spawn(answered));
+    }
+
+    /// Returns what tells this actor of each read that a fetch tries again.
+    pub(super) fn on_retry(
+        process: ProcessNumber,
+        ctx: &Context<Self>,
+    ) -> impl Fn(&str, &str) + Sync + use<> {
+        let job = ctx.address();
+        move |from: &str, why: &str| {
+            deliver(&job, FetchRetried { process, from: from.to_owned(), why: why.to_owned() });
+        }
     }
 
     /// Gives up a fetch: nobody waits for the function any more.
@@ -41,5 +53,20 @@ impl JobActor {
         for tree in trees {
             self.context.fetcher.hold(self.key(), tree);
         }
+    }
+}
+
+impl Handler<FetchRetried> for JobActor {
+    type Result = ();
+
+    fn handle(&mut self, FetchRetried { process, from, why }: FetchRetried, ctx: &mut Self::Context) {
+        let (id, line) = (self.view.id.clone(), format!("fetching: {}", why.escape_debug()));
+        // An expression may have put a secret into the path.
+        let from = self.masked(true, move |redactor| redactor.mask(&from).into_data());
+        actix::spawn(async move {
+            let from = from.await;
+            tracing::warn!(from, job = %id, "{line}");
+        });
+        self.handle_event(Event::FetchRetried { process, why }, ctx);
     }
 }

@@ -156,6 +156,23 @@ async fn fault_112_the_operators_log_says_that_a_read_is_tried_again() {
     let client = daemon.client().await;
     let message = failure(&client, "1", &format!("{}/echo:1", registry.address)).await;
     assert!(message.contains("no such repository"), "{message}");
-    let line = "fetching: the registry failed (status 503): trying again in 0.5 s";
-    until("the operator's log has the line", || daemon.said().contains(line)).await;
+    let line = format!(
+        "fetching: the registry failed (status 503): trying again in 0.5 s from=\"{}/echo:1\" job=1",
+        registry.address
+    );
+    until("the operator's log has the line", || daemon.said().contains(&line)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_112_the_log_of_a_builtin_says_that_a_read_is_tried_again() {
+    let bad = response("502 Bad Gateway", "", b"");
+    let registry = Scripted::failing_first("/manifests/", vec![bad], |_| response("404 Not Found", "", b""));
+    let daemon = daemon();
+    let client = daemon.client().await;
+    let inputs = json!({"registry": registry.address, "repository": "echo", "tag": "1"});
+    let steps = json!([{"name": "f", "func": "builtin://step/oci/fetch", "inputs": inputs}]);
+    client.run_to_end("1", &steps.to_string()).await;
+    let (log, line) =
+        (client.log("1").await, "warning: step f: the registry failed (status 502): trying again");
+    assert!(contains(&log, line), "{}", String::from_utf8_lossy(&log));
 }

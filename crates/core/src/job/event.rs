@@ -147,6 +147,13 @@ pub enum Event {
         /// The call that waits for it.
         call: CallId,
     },
+    /// A read of a fetch has failed and is tried again.
+    FetchRetried {
+        /// Number of the attempt.
+        process: ProcessNumber,
+        /// What went wrong, and when the next try begins, without credentials.
+        why: String,
+    },
 }
 
 impl Event {
@@ -244,6 +251,7 @@ impl fmt::Debug for Event {
             Self::FetchedAgain { process, text_of, .. } => write!(f, "FetchedAgain({process}, {text_of})"),
             Self::Due { timer } => write!(f, "Due({timer})"),
             Self::Cleared { call } => write!(f, "Cleared({call})"),
+            Self::FetchRetried { process, .. } => write!(f, "FetchRetried({process})"),
         }
     }
 }

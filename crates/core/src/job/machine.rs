@@ -226,6 +226,7 @@ impl Machine {
     fn handle_running(&mut self, event: &Event) {
         match event {
             Event::Fetched { process, result } => self.fetched(*process, result),
+            Event::FetchRetried { process, why } => self.fetch_retried(*process, why),
             Event::Exited { process, end, shell, outputs, exports, ran } => {
                 if let Some(step) = self.ran(*process, ran.as_ref(), shell.as_deref()) {
                     self.exited(step, end, outputs.as_ref(), exports.as_ref());

@@ -300,6 +300,7 @@ mod tests {
             }),
             any::<u32>().prop_map(|timer| Event::Due { timer }),
             any::<u32>().prop_map(|call| Event::Cleared { call }),
+            (any::<u32>(), ".{0,9}").prop_map(|(process, why)| Event::FetchRetried { process, why }),
             ".{0,9}".prop_map(|message| Event::Unprepared { message }),
             ".{0,9}".prop_map(|message| Event::Broken { message }),
             (any::<u32>(), ".{0,9}").prop_map(|(op, message)| Event::Unmasked { op, message }),

@@ -97,6 +97,7 @@ impl Replayed {
             | Event::Broken { .. }
             | Event::Due { .. }
             | Event::Cleared { .. }
+            | Event::FetchRetried { .. }
             | Event::FetchedAgain { .. } => {}
         }
     }

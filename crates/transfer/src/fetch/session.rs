@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
+use super::RetryNotice;
 use super::cache::Temporary;
 use super::disk_space::{DiskSpace, DiskSpaceError};
 use super::order::{Answer, Order, Progress, Stats, WorkerMessage};
@@ -25,14 +26,14 @@ use step_runner_web::retry::VERSION_LIMIT;
 /// Longest transfer. A silent server ends one much earlier; this limit is for a server that is slow for ever.
 const TRANSFER_LIMIT: Duration = Duration::from_mins(30);
 
-/// Longest reason for another try in the operator's log, in characters.
+/// Longest reason for another try that is told, in characters.
 const LONGEST_REASON: usize = 300;
 
 /// Longest line of a worker in bytes. A server's data may have taken the worker over.
 const MAX_LINE: u64 = 64 << 10;
 
 /// A worker under way.
-pub(super) struct Session {
+pub(super) struct Session<'a> {
     running: Guard,
     input: pipe::Sender,
     output: BufReader<pipe::Receiver>,
@@ -41,6 +42,7 @@ pub(super) struct Session {
     disk_space: Arc<DiskSpace>,
     /// Source of the fetch, for messages.
     origin: String,
+    retried: &'a RetryNotice,
 }
 
 /// A worker, its folder and its place, which end together.
@@ -79,7 +81,7 @@ impl Drop for Guard {
     }
 }
 
-impl Session {
+impl<'a> Session<'a> {
     /// Starts a worker that fetches from `origin`. Call it on the thread of the daemon's actors (see
     /// [`Worker::start`]).
     pub(super) fn start(
@@ -88,6 +90,7 @@ impl Session {
         permit: WorkerPermit,
         disk_space: Arc<DiskSpace>,
         origin: String,
+        retried: &'a RetryNotice,
     ) -> io::Result<Self> {
         let (worker, input, output) = Worker::start(program)?;
         let running = Guard(Some(Running { worker, folder, permit }));
@@ -95,7 +98,8 @@ impl Session {
             pipe::Sender::from_owned_fd(input.into())?,
             BufReader::new(pipe::Receiver::from_owned_fd(output.into())?),
         );
-        Ok(Self { running, input, output, deadline: in_time(VERSION_LIMIT), disk_space, origin })
+        let deadline = in_time(VERSION_LIMIT);
+        Ok(Self { running, input, output, deadline, disk_space, origin, retried })
     }
 
     /// Sends the order. Returns the version that the remote names.
@@ -161,8 +165,7 @@ impl Session {
                 }
                 Ok(WorkerMessage::Retry(why)) => {
                     let why: String = why.chars().take(LONGEST_REASON).collect();
-                    // Without the source: an expression may have put a secret into its path.
-                    tracing::warn!("fetching: {}", why.escape_debug());
+                    (self.retried)(&self.origin, &why);
                 }
                 Ok(WorkerMessage::Failed(failure)) => return Ok(WorkerMessage::Failed(failure)),
                 Ok(message) => return Ok(message),

@@ -80,7 +80,7 @@ fn git(path: &str, rev: &str) -> Reference {
 async fn find(fetcher: &Fetcher, rev: &str, environment: &[(&str, &str)]) -> Result<Fetched, FetchFailure> {
     let environment =
         environment.iter().map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into()));
-    fetcher.find(JOB, git("p", rev), None, environment.collect()).await
+    fetcher.find(JOB, git("p", rev), None, environment.collect(), &|_, _| {}).await
 }
 
 async fn find_all(
@@ -264,6 +264,16 @@ async fn how_a_worker_died_is_told_without_credentials() {
         assert!(failure.message.starts_with("cannot fetch h/p@v1: "), "{}", failure.message);
         assert!(failure.message.contains(part) && !failure.message.contains("secret"), "{}", failure.message);
     }
+}
+
+#[tokio::test]
+async fn a_further_try_is_told_with_the_source_and_without_credentials() {
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let world = World::new(&format!("say '{{\"retry\":\"no: trying again\"}}'\n{FILL}"));
+    let retried = |origin: &str, why: &str| TOLD.lock().push(format!("{origin}: {why}"));
+    let found = world.fetcher(1 << 20).find(JOB, git("p", "v1"), None, Vec::new(), &retried).await;
+    assert_eq!(found.ok().unwrap().text, "text\n");
+    assert_eq!(*TOLD.lock(), ["h/p@v1: no: trying again"]);
 }
 
 #[tokio::test]

@@ -10,9 +10,10 @@ use step_runner_lang::convert::contract::ContractError;
 use step_runner_lang::convert::to_json;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::value::{Data, Value};
+use step_runner_log::words::{DaemonLine, Warning};
 
 use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles, Success};
-use crate::job::event::{CallId, FetchFailure, Fetched};
+use crate::job::event::{CallId, FetchFailure, Fetched, ProcessNumber};
 use crate::plan::builtin::{self, BuiltinKind};
 use crate::plan::library::Loaded;
 use crate::plan::{bind, locate, script_legacy};
@@ -180,6 +181,15 @@ impl Machine {
             ("ref".to_owned(), Value::text(image)),
         ]);
         self.attempt_ended(id, AttemptEnd::Success(outputs));
+    }
+
+    /// Logs that a builtin's fetch is tried again. Of a function's only the operator's log tells (language.md §7.7).
+    pub(super) fn fetch_retried(&mut self, process: ProcessNumber, why: &str) {
+        let Some(id) = self.step_of(process) else { return };
+        if self.calls.get(&id).is_some_and(|call| matches!(call.work, Work::Fetching(_))) {
+            let text = format!("step {}: {why}", self.name_of(id));
+            self.log(&DaemonLine::Warning(Warning::Text(&text)));
+        }
     }
 
     fn enter_program(&mut self, entry: Entry) {

@@ -84,6 +84,7 @@ impl Machine {
     fn around(&self, event: &Event) -> CallId {
         let process = match event {
             Event::Fetched { process, .. }
+            | Event::FetchRetried { process, .. }
             | Event::Exited { process, .. }
             | Event::Returned { process, .. } => *process,
             _ => return self.calls.keys().next_back().copied().unwrap_or(ROOT),
@@ -108,6 +109,7 @@ impl Machine {
             | Event::Returned { .. }
             | Event::Due { .. }
             | Event::Cleared { .. }
+            | Event::FetchRetried { .. }
             | Event::Accepted(_)
             | Event::Admitted { .. }
             | Event::CancelAsked { .. }

@@ -142,6 +142,21 @@ fn a_tree_is_fetched_without_a_process_and_its_place_returned() {
 }
 
 #[test]
+fn a_further_try_for_a_tree_is_logged_and_one_for_a_function_is_not() {
+    for (steps, line) in [
+        (FETCH, Some("E warning: step f: the registry failed: trying again in 0.5 s")),
+        ("[{name: f, func: 'r.example/g/x:1'}]", None),
+    ] {
+        let mut driven = Driven::new(&World::default(), &request(steps));
+        driven.go_on();
+        let Some(Effect::Fetch { process, .. }) = driven.trace.effects.last() else { panic!("no fetch") };
+        let why = "the registry failed: trying again in 0.5 s".to_owned();
+        driven.tell(&Event::FetchRetried { process: *process, why });
+        assert_eq!(driven.trace.log().iter().find(|line| line.contains("trying")).map(String::as_str), line);
+    }
+}
+
+#[test]
 fn a_tree_that_cannot_be_fetched_fails_its_step() {
     let mut driven = Driven::new(&World::default(), &request(FETCH));
     driven.go_on();
