@@ -43,6 +43,7 @@ use self::credentials::Credentials;
 use self::digest::DigestCheck;
 use self::http::{Request, read};
 use self::session::Session;
+use step_runner_web::fault::RequestFault;
 use step_runner_web::retry::Notice;
 use step_runner_web::{Network, TransferRate};
 
@@ -204,7 +205,8 @@ impl Registry {
         let mut pace = TransferRate::default();
         loop {
             let begin = Instant::now();
-            let piece = answer.chunk().await.map_err(|error| Problem::of_request(&error))?;
+            let piece =
+                answer.chunk().await.map_err(|error| Problem::of_request(RequestFault::of(&error)))?;
             let Some(bytes) = piece else { break };
             if pace.is_too_slow(begin.elapsed(), bytes.len() as u64) {
                 return Err(Problem::Slow);

@@ -18,6 +18,15 @@ pub enum RequestFault {
     /// No connection for another reason.
     #[error("no connection to the server: check the host, and the proxy variables where a proxy is needed")]
     NoConnection,
+    /// The name of the proxy is not known. Holds the variable that names the proxy.
+    #[error("the name of the proxy in {0} cannot be resolved: check its spelling and this machine's DNS")]
+    ProxyName(&'static str),
+    /// Nobody listens where the proxy should be. Holds the variable that names the proxy.
+    #[error("the connection to the proxy in {0} was refused: check its host and port")]
+    ProxyRefused(&'static str),
+    /// No connection to the proxy, or the proxy made none to the server. Holds the variable that names the proxy.
+    #[error("no connection through the proxy in {0}: check its address, and that it lets this host through")]
+    Proxy(&'static str),
     /// TLS failed.
     #[error("{0}")]
     Tls(TlsFault),
@@ -54,6 +63,16 @@ impl RequestFault {
         }
     }
 
+    /// Names the proxy that the request went through by its variable: the server itself was never asked.
+    pub(super) const fn through(self, variable: &'static str) -> Self {
+        match self {
+            Self::Name => Self::ProxyName(variable),
+            Self::Refused => Self::ProxyRefused(variable),
+            Self::NoConnection => Self::Proxy(variable),
+            fault => fault,
+        }
+    }
+
     /// Translates an error that came while an answer was read.
     pub fn of_read(error: &io::Error) -> Self {
         let request = error.get_ref().and_then(|inner| inner.downcast_ref::<reqwest::Error>());
@@ -64,7 +83,15 @@ impl RequestFault {
 
     /// True if the same request may succeed shortly after. A silent server has taken most of the time already.
     pub const fn is_transient(self) -> bool {
-        matches!(self, Self::Refused | Self::NoConnection | Self::TlsCut | Self::Cut)
+        matches!(
+            self,
+            Self::Refused
+                | Self::NoConnection
+                | Self::ProxyRefused(_)
+                | Self::Proxy(_)
+                | Self::TlsCut
+                | Self::Cut
+        )
     }
 }
 

@@ -24,6 +24,7 @@ use rustls_native_certs::ErrorKind;
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
 
+use self::fault::RequestFault;
 use self::proxy::Proxies;
 
 /// Longest time to connect to a server.
@@ -140,6 +141,16 @@ impl Network {
     /// One of them holds no usable address.
     pub fn check_proxies(&self) -> Result<(), WebError> {
         Proxies::new(self).map(drop)
+    }
+
+    /// Translates an error of a client of this network.
+    pub fn fault(&self, error: &reqwest::Error) -> RequestFault {
+        let fault = RequestFault::of(error);
+        let proxies = Proxies::new(self).unwrap_or_default();
+        match error.url().and_then(|url| proxies.of(url)) {
+            Some(proxy) => fault.through(proxy.variable),
+            None => fault,
+        }
     }
 
     /// Returns the certificates to trust, of authorities and servers; never empty. They are those of `SSL_CERT_FILE` and

@@ -247,6 +247,15 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_on_the_way_through_a_proxy_is_the_proxys() {
+        use crate::fault::RequestFault;
+        assert_eq!(RequestFault::Name.through("http_proxy"), RequestFault::ProxyName("http_proxy"));
+        assert_eq!(RequestFault::Refused.through("http_proxy"), RequestFault::ProxyRefused("http_proxy"));
+        assert_eq!(RequestFault::NoConnection.through("http_proxy"), RequestFault::Proxy("http_proxy"));
+        assert_eq!(RequestFault::Cut.through("http_proxy"), RequestFault::Cut);
+    }
+
+    #[test]
     fn this_machine_is_reached_without_a_proxy() {
         for url in ["http://localhost:5000/", "http://127.0.0.1/", "http://127.9.9.9:1/", "http://[::1]/"] {
             assert!(is_direct("", url), "{url}");

@@ -283,6 +283,21 @@ fn every_fault_of_a_registry_has_its_own_words() {
     assert!(error.message.contains("cannot be reached"), "{}", error.message);
 }
 
+#[test]
+fn another_server_that_refuses_does_not_blame_the_credentials() {
+    let layer = tar(&[("func.yml", 0o644, "x")]);
+    let storage = Scripted::start(|_| response("401 Unauthorized", "", b""));
+    let elsewhere = format!("Location: http://{}/layer?signature=s3cret\r\n", storage.address);
+    let registry = scripted(move |head| match head {
+        head if head.contains("/blobs/") => response("307 Temporary Redirect", &elsewhere, b""),
+        _ => manifest(&digest_of(&layer), layer.len()),
+    });
+    let config = docker_config(&registry.address, USER, PASSWORD);
+    let message = Site::with_config(&config).fetch(&registry.address, "g/echo", "1").unwrap_err().message;
+    let says = format!("redirects to {}, which refuses the request (status 401)", storage.address);
+    assert!(message.contains(&says) && !message.contains("s3cret"), "{message}");
+}
+
 /// Starts a registry that asks for a token of the token server at `realm`.
 fn asking_for_token(realm: String) -> Scripted {
     Scripted::start(move |head| {

@@ -57,6 +57,11 @@ pub enum Problem {
         "the registry refuses the credentials of DOCKER_AUTH_CONFIG: check user, password and their rights on the repository"
     )]
     Denied,
+    /// Another server, to which the registry redirects, refuses. Holds its host and the status.
+    #[error(
+        "the registry redirects to {0}, which refuses the request (status {1}): no credentials are sent there, so name the registry that has the image, or ask its operator"
+    )]
+    Elsewhere(String, u16),
     /// No such repository or tag.
     #[error("there is no such repository or tag: check the name, and that the image was published")]
     NotFound,
@@ -160,9 +165,9 @@ impl Problem {
         }
     }
 
-    /// Translates an error of the HTTP client.
-    pub(super) fn of_request(error: &reqwest::Error) -> Self {
-        match RequestFault::of(error) {
+    /// Translates a request without a complete answer.
+    pub(super) fn of_request(fault: RequestFault) -> Self {
+        match fault {
             RequestFault::Tls(fault) => Self::Tls(fault),
             RequestFault::Silent => Self::Silent,
             RequestFault::Cut => Self::Cut,

@@ -7,6 +7,8 @@ use reqwest::{Client, Response};
 use url::Url;
 
 use super::error::Problem;
+use step_runner_web::Network;
+use step_runner_web::fault::RequestFault;
 use step_runner_web::redirect::{self, MAX_REDIRECTS};
 
 /// A request whose body can be sent again.
@@ -40,6 +42,7 @@ impl Request {
 /// Sends a request through redirects. Only `base`'s server gets the authorization.
 pub(super) async fn follow(
     client: &Client,
+    network: &Network,
     request: &Request,
     authorization: Option<&HeaderValue>,
     base: &Url,
@@ -53,7 +56,7 @@ pub(super) async fn follow(
         if !request.body.is_empty() {
             sent = sent.body(request.body.clone());
         }
-        let response = sent.send().await.map_err(|error| Problem::of_request(&error))?;
+        let response = sent.send().await.map_err(|error| Problem::of_request(network.fault(&error)))?;
         let reads = matches!(request.method, Method::GET | Method::HEAD);
         if !(response.status().is_redirection() && reads) {
             return Ok(response);
@@ -66,7 +69,8 @@ pub(super) async fn follow(
 /// Reads an answer of at most `limit` bytes.
 pub(super) async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, Problem> {
     let mut bytes = Vec::new();
-    while let Some(piece) = response.chunk().await.map_err(|error| Problem::of_request(&error))? {
+    let cut = |error| Problem::of_request(RequestFault::of(&error));
+    while let Some(piece) = response.chunk().await.map_err(cut)? {
         if bytes.len() + piece.len() > limit {
             return Err(Problem::TooLarge("answer"));
         }

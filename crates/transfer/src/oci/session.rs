@@ -31,6 +31,7 @@ pub(super) struct Session {
     base: Url,
     repository: String,
     access: Access,
+    network: Network,
     client: Client,
     /// Sends bodies of any size, see `push`: has no limit for silence.
     uploads: Client,
@@ -53,13 +54,13 @@ impl Session {
         let tls = network.tls()?;
         let clients =
             [network.client(&tls, Some(step_runner_web::READ_TIMEOUT))?, network.client(&tls, None)?];
-        Ok(Self::with_clients(base, name.repository(), clients, credentials, access))
+        Ok(Self::with_clients(base, name.repository(), (network, clients), credentials, access))
     }
 
     pub(super) fn with_clients(
         base: Url,
         repository: &str,
-        [client, uploads]: [Client; 2],
+        (network, [client, uploads]): (&Network, [Client; 2]),
         credentials: Credentials,
         access: Access,
     ) -> Self {
@@ -67,6 +68,7 @@ impl Session {
             base,
             repository: repository.to_owned(),
             access,
+            network: network.clone(),
             client,
             uploads,
             credentials,
@@ -136,7 +138,8 @@ impl Session {
                 .into_iter()
                 .fold(request, |request, value| request.header(AUTHORIZATION, value));
         }
-        let response = request.send().await.map_err(|error| Problem::of_request(&error))?;
+        let response = request.send().await;
+        let response = response.map_err(|error| Problem::of_request(self.network.fault(&error)))?;
         if response.status().is_success() { Ok(response) } else { Err(self.problem(response).await) }
     }
 
@@ -151,7 +154,7 @@ impl Session {
         request: &Request,
         authorization: Option<&HeaderValue>,
     ) -> Result<Response, Problem> {
-        follow(&self.client, request, authorization, &self.base).await
+        follow(&self.client, &self.network, request, authorization, &self.base).await
     }
 
     /// Answers the challenge of a refusal. True if there is a new authorization to try. `known` is true if the refused
@@ -181,8 +184,8 @@ impl Session {
             Challenge::Bearer(bearer) => match &self.credentials {
                 Credentials::Token(token) => Some(token::bearer(token)?),
                 credentials => {
-                    let header = credentials.basic()?;
-                    Some(token::fetch(&self.client, &self.base, &bearer, &scope, header.as_ref()).await?)
+                    let (header, sender) = (credentials.basic()?, (&self.client, &self.network));
+                    Some(token::fetch(sender, &self.base, &bearer, &scope, header.as_ref()).await?)
                 }
             },
             Challenge::Basic => self.credentials.basic()?,
@@ -195,6 +198,10 @@ impl Session {
     /// Translates an answer other than success.
     async fn problem(&self, response: Response) -> Problem {
         let status = response.status();
+        let refuses = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        if refuses && !redirect::is_same_server(&self.base, response.url()) {
+            return Problem::Elsewhere(response.url().authority().to_owned(), status.as_u16());
+        }
         let asked = retry::retry_after(response.headers(), Utc::now());
         let body = read(response, MAX_ERROR_BYTES).await.unwrap_or_default();
         Problem::of_status(status, asked, &body)

@@ -16,8 +16,9 @@ fn a_silent_registry_is_given_up() {
     let client = network.client(&network.tls().unwrap(), Some(Duration::from_millis(50))).unwrap();
     let clients = [client.clone(), client];
     let base = name.base().unwrap();
+    let sender = (&network, clients);
     let session =
-        Session::with_clients(base, name.repository(), clients, Credentials::Anonymous, Access::Pull);
+        Session::with_clients(base, name.repository(), sender, Credentials::Anonymous, Access::Pull);
     let registry = Registry { name, session };
     let error = runtime.block_on(registry.manifest(registry.name().version())).unwrap_err();
     assert!(matches!(error.problem, Problem::Silent), "{error}");

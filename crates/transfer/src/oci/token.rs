@@ -9,7 +9,7 @@ use url::Url;
 
 use super::error::Problem;
 use super::http::{Request, follow, read};
-use step_runner_web::is_loopback;
+use step_runner_web::{Network, is_loopback};
 
 /// Most bytes of a token server's answer.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
@@ -78,7 +78,7 @@ struct Answer {
 /// containerd: the registry gets the password of its user in any case. It gets none without TLS, unless the registry at
 /// `base` itself is reached without.
 pub(super) async fn fetch(
-    client: &Client,
+    (client, network): (&Client, &Network),
     base: &Url,
     bearer: &Bearer,
     scope: &str,
@@ -99,7 +99,7 @@ pub(super) async fn fetch(
         query.extend_pairs(bearer.service.iter().map(|service| ("service", service)));
         query.extend_pairs(std::iter::once(scope).chain(others).map(|scope| ("scope", scope)));
     }
-    let response = follow(client, &Request::new(Method::GET, url.clone()), login, &url).await?;
+    let response = follow(client, network, &Request::new(Method::GET, url.clone()), login, &url).await?;
     let status = response.status();
     if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
         return Err(Problem::Denied);

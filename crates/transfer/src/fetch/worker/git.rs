@@ -68,7 +68,8 @@ impl Git {
         };
         let location = Location::parse(url).map_err(fault::wrong_url)?;
         let wire = Rc::<TransferState>::default();
-        let web = Web::new(client, location.clone(), order.credentials.clone(), Rc::clone(&wire));
+        let sender = (&order.network, client);
+        let web = Web::new(sender, location.clone(), order.credentials.clone(), Rc::clone(&wire));
         Ok(Self {
             location,
             revision: revision.clone(),

@@ -94,11 +94,6 @@ impl Fault {
     /// The connection ended in the middle of an answer.
     pub(super) const CUT: Self = Self::Request(RequestFault::Cut);
 
-    /// Translates a failed request.
-    pub(super) fn of_request(error: &reqwest::Error) -> Self {
-        Self::Request(RequestFault::of(error))
-    }
-
     /// Translates an error that came while an answer was read.
     pub(super) fn of_read(error: &io::Error) -> Self {
         Self::Request(RequestFault::of_read(error))

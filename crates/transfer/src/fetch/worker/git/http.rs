@@ -20,7 +20,7 @@ use super::fault::Fault;
 use super::location::Location;
 use super::login::Login;
 use step_runner_web::redirect::{self, MAX_REDIRECTS, is_same_server};
-use step_runner_web::{TransferRate, retry};
+use step_runner_web::{Network, TransferRate, retry};
 
 /// Bytes read from an answer at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -95,6 +95,7 @@ pub(super) struct Web {
 
 /// The repository's location and credentials.
 struct Server {
+    network: Network,
     location: Location,
     credentials: BTreeMap<String, String>,
     /// The repository's URL after redirects.
@@ -105,13 +106,14 @@ struct Server {
 
 impl Web {
     pub(super) fn new(
-        client: Client,
+        (network, client): (&Network, Client),
         location: Location,
         credentials: BTreeMap<String, String>,
         state: Rc<TransferState>,
     ) -> Self {
         let base = RefCell::new(location.base().clone());
-        let server = Server { location, credentials, base, asked: Cell::new(false) };
+        let network = network.clone();
+        let server = Server { network, location, credentials, base, asked: Cell::new(false) };
         Self { client, state, server: Rc::new(server) }
     }
 
@@ -157,7 +159,7 @@ impl Web {
         if method == Method::POST {
             request = request.body(body.to_owned());
         }
-        request.send().map_err(|error| Fault::of_request(&error))
+        request.send().map_err(|error| Fault::Request(self.server.network.fault(&error)))
     }
 
     /// Sends like [`Self::send`]. Notes a fault, and returns it as the error.

@@ -455,6 +455,7 @@ fn hosts_that_cannot_be_reached_have_their_own_words() {
     client.variables.insert("http_proxy", format!("http://user:s3cret@{free}"));
     let message = client.fetch("http://no-such-host.invalid/p", "main").err().unwrap();
     assert!(message.contains("refused") && !message.contains("s3cret"), "{message}");
+    assert!(message.contains("the proxy in http_proxy"), "{message}");
 }
 
 #[test]
