@@ -13,6 +13,10 @@ use super::template::OPEN;
 
 const REVISION_MISSING: &str = "revision missing, expected URL@REV";
 
+/// Message about a URL whose host ends too early.
+const OPEN_LOGIN: &str =
+    "user and password of a URL cannot hold \"/\", \"?\" and \"#\": write them as %2F, %3F and %23";
+
 /// Names of definition files, tried in this order.
 pub const DEFINITION_FILES: [&str; 2] = ["func.yml", "step.yml"];
 
@@ -390,6 +394,10 @@ impl Parser<'_> {
             if path.is_empty() && revision.contains('/') {
                 // The only `@` is that of user and password.
                 return Err(self.error(REVISION_MISSING));
+            }
+            let login = logins(without_scheme(location)).next();
+            if login.is_some_and(|login| login.contains(['/', '?', '#'])) {
+                return Err(self.error(OPEN_LOGIN));
             }
             return Err(UnsupportedLocation::Scp.diagnostic(self.file, self.at));
         }

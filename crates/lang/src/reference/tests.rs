@@ -43,6 +43,10 @@ fn fault_68_other_schemes_and_forms_of_git_are_refused_without_credentials_in_th
     for text in ["https://h/p", "https://u:pw@h.example.com/p", "u:pw@h/p"] {
         assert_eq!(parsed(text).unwrap_err(), "revision missing, expected URL@REV", "{text}");
     }
+    for text in ["https://u:pw/x@h/p@v1", "http://u:pw/a?s#s@W@h/r.git@v1", "u:pw/x@h/p/-/d@v1"] {
+        let message = parsed(text).unwrap_err();
+        assert!(message.contains("write them as %2F, %3F and %23") && !message.contains("pw"), "{message}");
+    }
     assert!(parsed("https://h:8443/p@v1").is_ok());
     assert!(parsed("https://[::1]:80/p@v1").is_ok());
 }

@@ -167,7 +167,7 @@ fn texts(templates: &[Template]) -> Result<Vec<String>, FetchFailure> {
 fn git_location(url: &str) -> Result<String, FetchFailure> {
     let schema = |message: &str| FetchFailure { class: Class::Schema, message: message.to_owned() };
     let url = Url::parse(url)
-        .map_err(|_| schema("the address of the repository is no URL: expected https://HOST/PATH"))?;
+        .map_err(|_| schema("the address of the repository is no URL: expected https://HOST/PATH, with \"/\", \"?\" and \"#\" of a password as %2F, %3F and %23"))?;
     let host = url.host_str().filter(|_| matches!(url.scheme(), "http" | "https"));
     let host = host.ok_or_else(|| schema("the address of the repository must be https://HOST/PATH"))?;
     let port = url.port_or_known_default().unwrap_or_default();

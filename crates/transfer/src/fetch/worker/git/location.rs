@@ -30,7 +30,9 @@ pub(super) enum LocationError {
     Unreadable(url::ParseError),
     #[error("the repository's URL has no path: expected https://HOST/PATH")]
     Path,
-    #[error("the repository's URL has a query or fragment: write it without \"?\" and \"#\"")]
+    #[error(
+        "the repository's URL has a query or fragment: write it without \"?\" and \"#\", and those of a password as %3F and %23"
+    )]
     Query,
 }
 
