@@ -192,11 +192,17 @@ mod tests {
 
     #[test]
     fn references_are_told_from_missing_files() {
-        for reference in ["builtin://echo", "gitlab.com/g/p@v1", "https://h/p@v1", "reg.example.com/g/echo:1"]
-        {
+        for reference in [
+            "builtin://echo",
+            "gitlab.com/g/p@v1",
+            "https://h/p@v1",
+            "reg.example.com/g/echo:1",
+            "localhost/echo",
+            "g/echo:1",
+        ] {
             assert!(is_reference(reference), "{reference}");
         }
-        for path in ["./x", "/x/y.yml", "func.yml", "../a@b"] {
+        for path in ["./x", "/x/y.yml", "func.yml", "../a@b", "steps/func.yml"] {
             assert!(!is_reference(path), "{path}");
         }
     }

@@ -13,15 +13,15 @@ pub(super) const PLANNED: &str = "<job>";
 /// Documents that nobody wrote: their lines mean nothing to people.
 const MADE: [&str; 2] = [PLANNED, "<run>"];
 
-/// True if `target` can only be a reference, by its scheme, revision, or registry (language.md §7).
+/// True if `target` can only be a reference, by its scheme, revision, registry or tag (language.md §7).
 pub(super) fn is_reference(target: &str) -> bool {
     let local = target.starts_with(['.', '/']);
     !local
         && (target.contains("://")
             || target.contains('@')
-            || target
-                .split_once('/')
-                .is_some_and(|(registry, _)| registry == "localhost" || registry.contains(['.', ':'])))
+            || target.split_once('/').is_some_and(|(registry, image)| {
+                registry == "localhost" || registry.contains(['.', ':']) || image.contains(':')
+            }))
 }
 
 /// Beginning of a list of one step that calls a reference.
