@@ -9,7 +9,7 @@ use crate::lang::ast::flow::{Condition, When};
 use crate::lang::ast::{Invocation, Reference, Step};
 use crate::lang::diagnostic::Diagnostic;
 use crate::lang::document::parse_request;
-use crate::lang::reference::origin;
+use crate::lang::reference::place;
 use crate::plan::outline::{PlannedStep, outline};
 
 /// Prints the plan of a document called `file`: a line for each step and member.
@@ -68,8 +68,8 @@ fn called(reference: &Reference) -> String {
     match reference {
         Reference::Local { path, .. } => printable(path),
         Reference::Builtin { name, .. } => format!("builtin {}", printable(name)),
-        other => match origin(other) {
-            Some(origin) => printable(&origin),
+        other => match place(other) {
+            Some(place) => printable(&place),
             None => "known only in the run".to_owned(),
         },
     }

@@ -17,6 +17,9 @@ const REVISION_MISSING: &str = "revision missing, expected URL@REV";
 const OPEN_LOGIN: &str =
     "user and password of a URL cannot hold \"/\", \"?\" and \"#\": write them as %2F, %3F and %23";
 
+/// Folder of a repository in which a text reference looks for functions (language.md §7.3).
+const GIT_FOLDER: &str = "steps";
+
 /// Names of definition files, tried in this order.
 pub const DEFINITION_FILES: [&str; 2] = ["func.yml", "step.yml"];
 
@@ -112,6 +115,20 @@ pub fn origin(reference: &Reference) -> Option<String> {
         }
         Reference::Local { .. } | Reference::Builtin { .. } | Reference::Dynamic(_) => None,
     }
+}
+
+/// Returns the [`origin`] of a Git or OCI reference with the folder or file that it names there, unless that is the usual one.
+pub fn place(reference: &Reference) -> Option<String> {
+    let (dir, files, usual) = match reference {
+        Reference::Git { dir, files, .. } => (dir, files, GIT_FOLDER),
+        Reference::Oci { dir, files, .. } => (dir, files, ""),
+        Reference::Local { .. } | Reference::Builtin { .. } | Reference::Dynamic(_) => return None,
+    };
+    let file = if let [file] = files.as_slice() { file.as_literal() } else { None };
+    let dir = dir.as_literal().filter(|dir| file.is_some() || *dir != usual);
+    let inside: Vec<_> = [dir, file].into_iter().flatten().filter(|part| !part.is_empty()).collect();
+    let origin = origin(reference)?;
+    Some(if inside.is_empty() { origin } else { format!("{origin} {}", inside.join("/")) })
 }
 
 /// Returns the secrets written in a Git or OCI reference, perhaps percent-encoded: the password. A registry takes none,
@@ -405,7 +422,7 @@ impl Parser<'_> {
             return Err(self.error(EXPECTED));
         }
         let (dir, files) = split_file(inside.trim_start_matches('/'));
-        let dir = if dir.is_empty() { "steps".to_owned() } else { format!("steps/{dir}") };
+        let dir = if dir.is_empty() { GIT_FOLDER.to_owned() } else { format!("{GIT_FOLDER}/{dir}") };
         Ok(Reference::Git {
             url: self.literal(url),
             rev: self.literal(revision),

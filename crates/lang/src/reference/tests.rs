@@ -84,6 +84,21 @@ fn forms_of_other_programs_are_answered_with_what_to_write() {
 }
 
 #[test]
+fn a_place_is_an_origin_with_what_is_named_inside() {
+    for (text, shown) in [
+        ("http://u:pw@h/g/r.git@v1", "h/g/r.git@v1"),
+        ("http://h/g/r.git/-/hello@v1", "h/g/r.git@v1 steps/hello"),
+        ("h/g/r/-/my.yml@v1", "h/g/r@v1 steps/my.yml"),
+        ("R.example/x:1", "r.example/x:1"),
+        ("r.example/x sub", "r.example/x:latest sub"),
+        ("r.example/x:1 sub/my.yml", "r.example/x:1 sub/my.yml"),
+    ] {
+        assert_eq!(place(&parsed(text).unwrap()).as_deref(), Some(shown));
+    }
+    assert_eq!(place(&parsed("./a").unwrap()), None);
+}
+
+#[test]
 fn fault_68_credentials_are_found_in_references_of_all_kinds() {
     let of = |text: &str| credentials(&parsed(text).unwrap());
     for (text, expected) in [

@@ -327,6 +327,9 @@ impl Collector<'_> {
         }
         match self.entries.get(destination) {
             Some(Entry::Folder) if entry == Entry::Folder => return Ok(()),
+            Some(known) if *known == Entry::Folder || entry == Entry::Folder => {
+                return Err(self.refused(destination, "a folder and another source have this destination"));
+            }
             Some(_) => return Err(self.refused(destination, "two sources have this destination")),
             None => {}
         }
@@ -344,10 +347,8 @@ impl Collector<'_> {
     }
 
     fn refused(&self, destination: &Path, message: &str) -> BuiltinError {
-        BuiltinError::image(
-            &format!("{}: {:?}", self.files.place, destination.display().to_string()),
-            message,
-        )
+        let named = if destination.as_os_str().is_empty() { Path::new(".") } else { destination };
+        BuiltinError::image(&format!("{}: {:?}", self.files.place, named.display().to_string()), message)
     }
 }
 

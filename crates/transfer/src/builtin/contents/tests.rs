@@ -136,10 +136,13 @@ fn sources_that_cannot_be_packed_are_named() {
         (json!({".wh..wh..opq": "a"}), "a name that begins with .wh. removes files"),
         (json!({(long): "a"}), "a path longer than 2048 bytes"),
         (json!({("d".repeat(256)): "a"}), "longer than 255 bytes"),
-        (json!({".": "a"}), "a file needs a name"),
+        (json!({".": "a"}), "common.files: \".\": a file needs a name"),
         (json!({"a": "a", "./a": "out/b"}), "common.files: \"a\": two sources have this destination"),
         (json!({"x": "out", "x/b": "a"}), "common.files: \"x/b\": two sources have this destination"),
-        (json!({"x": "a", "x/b": "a"}), "common.files: \"x\": two sources have this destination"),
+        (
+            json!({"x": "a", "x/b": "a"}),
+            "common.files: \"x\": a folder and another source have this destination",
+        ),
     ] {
         let message = collected(&dir, &files).unwrap_err();
         assert!(message.contains(expected), "{message}");
