@@ -234,7 +234,8 @@ impl Fetcher {
                     }
                 }
                 FlightTurn::Transfer(flight) => {
-                    tracing::info!(from = wanted.origin, version, "fetching");
+                    // Without the source: an expression may have put a secret into its path.
+                    tracing::info!(%key, version, "fetching");
                     let path = match self.transfer(session, key, job, &version).await {
                         Ok(path) => path,
                         Err(failure) => {
