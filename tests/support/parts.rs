@@ -22,6 +22,17 @@ pub(crate) fn has_namespaces(test: &str) -> bool {
     has
 }
 
+/// Returns false, and reports `test` as skipped, where the machine lacks a program.
+#[allow(dead_code, reason = "not every test program starts others")]
+pub(crate) fn has_program(test: &str, program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let has = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    if !has {
+        skipped(test, program);
+    }
+    has
+}
+
 /// Reports `test` as skipped because a part is missing. With `STEP_RUNNER_REQUIRE_PARTS` set, as in the gate, it fails
 /// instead, unless the part cannot be installed.
 pub(crate) fn skipped(test: &str, part: &str) {

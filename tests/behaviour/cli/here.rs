@@ -129,6 +129,9 @@ fn bug_pwd_of_the_caller() {
 
 #[test]
 fn bug_too_long_for_a_process() {
+    if !parts::has_program("bug_too_long_for_a_process", "python3") {
+        return;
+    }
     let export = |name: &str, value: &str| {
         format!(
             "- name: a\n  script: |\n    python3 -c 'import json; print(json.dumps({{\"name\": \"{name}\", \"value\": {value}}}))' \
@@ -258,7 +261,7 @@ fn bug_small_temporary_folder() {
     if !rustix::process::geteuid().is_root() {
         return parts::skipped(TEST, "root");
     }
-    if !parts::has_namespaces(TEST) {
+    if !parts::has_namespaces(TEST) || !parts::has_program(TEST, "mount") {
         return;
     }
     let here = Here::new("- {name: a, script: echo hi}\n");

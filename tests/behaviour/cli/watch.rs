@@ -146,6 +146,10 @@ fn a_document_from_stdin_cannot_be_watched() {
 
 #[test]
 fn a_watch_that_ends_in_whatever_way_ends_its_run_with_its_cleanup() {
+    const TEST: &str = "a_watch_that_ends_in_whatever_way_ends_its_run_with_its_cleanup";
+    if !crate::support::parts::has_program(TEST, "git") {
+        return;
+    }
     for (signal, code) in [(Signal::HUP, Some(129)), (Signal::KILL, None)] {
         let folder = tempfile::tempdir().unwrap();
         let steps =
