@@ -53,7 +53,8 @@ fn bug_mask_shell_quotes_without_locale() {
          \"'p'$'\\303\\244''ssw'$'\\303\\266''rt-123'\"",
     );
     assert!(said.matches("[MASKED]").count() >= 2, "{said}");
-    assert!(!said.contains("303") && !said.contains("ssw") && !said.contains("rt-123"), "{said}");
+    // A time in front of a line may have these digits, too.
+    assert!(!said.contains("\\303") && !said.contains("ssw") && !said.contains("rt-123"), "{said}");
 }
 
 #[test]
