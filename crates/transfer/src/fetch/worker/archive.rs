@@ -80,8 +80,13 @@ pub(crate) fn is_whiteout(name: &[u8]) -> bool {
 
 /// Takes the entries of a layer.
 trait EntryVisitor {
-    /// Takes an entry, whose content may be read after [`Meter::allow`].
-    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>, meter: &Meter) -> Result<(), FetchFailure>;
+    /// Takes the entry at `path`, whose content may be read after [`Meter::allow`].
+    fn entry<R: Read>(
+        &mut self,
+        path: &[u8],
+        entry: &mut Entry<'_, R>,
+        meter: &Meter,
+    ) -> Result<(), FetchFailure>;
 }
 
 /// Passes the entries of a layer to `visitor`, within the limits of what it may unpack to.
@@ -99,7 +104,14 @@ fn visit(packing: Packing, packed: impl Read, visitor: &mut impl EntryVisitor) -
         loop {
             meter.allow(MAX_HEADER_BYTES);
             let Some(entry) = entries.next() else { return Ok(()) };
-            visitor.entry(&mut entry.map_err(|error| broken(&error))?, &meter)?;
+            let mut entry = entry.map_err(|error| broken(&error))?;
+            if entry.header().entry_type().is_pax_global_extensions() {
+                check_global(&mut entry)?;
+                continue;
+            }
+            let path = entry.path_bytes().into_owned();
+            check_extensions(&path, &mut entry)?;
+            visitor.entry(&path, &mut entry, &meter)?;
         }
     };
     // If the meter stopped the reader, its reason says more than the parser's error.
@@ -123,44 +135,43 @@ struct LayerUnpacker<'a> {
 }
 
 impl EntryVisitor for LayerUnpacker<'_> {
-    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>, meter: &Meter) -> Result<(), FetchFailure> {
-        let kind = entry.header().entry_type();
-        if kind.is_pax_global_extensions() {
-            return check_global(entry);
-        }
-        let path = entry.path_bytes().into_owned();
-        check_extensions(&path, entry)?;
+    fn entry<R: Read>(
+        &mut self,
+        path: &[u8],
+        entry: &mut Entry<'_, R>,
+        meter: &Meter,
+    ) -> Result<(), FetchFailure> {
         let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         if is_whiteout(name) {
-            return self.whiteout(&path, name);
+            return self.whiteout(path, name);
         }
-        match kind {
-            EntryType::Directory => self.tree.folder(&path)?,
+        match entry.header().entry_type() {
+            EntryType::Directory => self.tree.folder(path)?,
             // Old archives write folders like this.
             EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") && entry.size() == 0 => {
-                self.tree.folder(&path)?;
+                self.tree.folder(path)?;
             }
             EntryType::Regular | EntryType::Continuous => {
                 let mode = entry.header().mode().map_err(|error| broken(&error))?;
                 meter.allow(entry.size());
-                self.tree.file(&path, mode & 0o111 != 0, entry)?;
+                self.tree.file(path, mode & 0o111 != 0, entry)?;
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
-                if tree::takes_target(&path, &target) {
-                    self.tree.link(&path, &target)?;
+                if tree::takes_target(path, &target) {
+                    self.tree.link(path, &target)?;
                 } else {
-                    self.leave_out(&path)?;
+                    self.leave_out(path)?;
                 }
             }
             EntryType::Link => {
                 let original = entry.link_name_bytes().unwrap_or_default().into_owned();
-                self.tree.copy_of(&path, &original)?;
+                self.tree.copy_of(path, &original)?;
             }
-            EntryType::Char | EntryType::Block | EntryType::Fifo => self.leave_out(&path)?,
-            other => return Err(tree::refused(&path, refusal(other))),
+            EntryType::Char | EntryType::Block | EntryType::Fifo => self.leave_out(path)?,
+            other => return Err(tree::refused(path, refusal(other))),
         }
-        self.keep(&path);
+        self.keep(path);
         Ok(())
     }
 }

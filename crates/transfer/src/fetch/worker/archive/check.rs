@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use tar::{Entry, EntryType};
 
 use super::meter::Meter;
-use super::{EntryVisitor, Packing, broken, check_extensions, check_global, refusal, visit};
+use super::{EntryVisitor, Packing, broken, refusal, visit};
 use crate::fetch::worker::tree;
 use step_runner_core::job::event::FetchFailure;
 
@@ -21,15 +21,14 @@ pub(crate) fn check(packing: Packing, packed: impl Read) -> Result<(), FetchFail
 struct LayerCheck;
 
 impl EntryVisitor for LayerCheck {
-    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>, meter: &Meter) -> Result<(), FetchFailure> {
-        let kind = entry.header().entry_type();
-        if kind.is_pax_global_extensions() {
-            return check_global(entry);
-        }
-        let path = entry.path_bytes().into_owned();
-        check_extensions(&path, entry)?;
-        tree::check_path(&path)?;
-        match kind {
+    fn entry<R: Read>(
+        &mut self,
+        path: &[u8],
+        entry: &mut Entry<'_, R>,
+        meter: &Meter,
+    ) -> Result<(), FetchFailure> {
+        tree::check_path(path)?;
+        match entry.header().entry_type() {
             EntryType::Regular | EntryType::Continuous => {
                 meter.allow(entry.size());
                 io::copy(entry, &mut io::sink()).map(drop).map_err(|error| broken(&error))
@@ -40,7 +39,7 @@ impl EntryVisitor for LayerCheck {
             | EntryType::Char
             | EntryType::Block
             | EntryType::Fifo => Ok(()),
-            other => Err(tree::refused(&path, refusal(other))),
+            other => Err(tree::refused(path, refusal(other))),
         }
     }
 }

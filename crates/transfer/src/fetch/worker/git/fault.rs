@@ -1,5 +1,5 @@
 //! Faults of fetching from a repository, in texts for people: what happened and what to do. These texts hold no secret.
-//! Of what a server sent they hold at most what Git's library quotes, cut and escaped, and the reason of a refusal.
+//! They hold little of what a server sent: what Git's library quotes, cut and escaped, and the reason of a refusal.
 
 use std::io;
 use std::time::Duration;
