@@ -183,9 +183,9 @@ pub(super) enum KeeperEvent {
 #[rtype(result = "()")]
 pub(super) struct FetchRetried {
     pub(super) process: ProcessNumber,
-    /// Where the fetch comes from.
+    /// Source of the fetch.
     pub(super) from: String,
-    /// What went wrong, and when the next try begins.
+    /// Reason and time of the next try, without credentials.
     pub(super) why: String,
 }
 

@@ -58,7 +58,7 @@ impl std::error::Error for ConfigErrors {}
 pub struct Mistake {
     /// The key, `kubernetes.image` for one of a table of the entry.
     pub key: &'static str,
-    /// What is wrong. No value is quoted that may be a token.
+    /// Description of the mistake. It quotes no value, which may be a token.
     pub message: String,
 }
 

@@ -252,8 +252,7 @@ impl Driver {
     }
 }
 
-/// Submits a job. While the daemon refuses for now, it is asked again for up to `admission`, as long as it
-/// `is_wanted`.
+/// Submits a job. Asks a daemon that refuses for now again, for up to `admission` and as long as the job `is_wanted`.
 async fn submit(
     client: &Client,
     request: &step_runner_client::Request,

@@ -31,7 +31,8 @@ const END_GRACE: Duration = Duration::from_secs(1);
 /// Time in which a killed process must be gone.
 const KILL_TIME: Duration = Duration::from_secs(3);
 
-/// Time for which an attempt is kept whose daemon does not answer: no job lives longer (custom-executor.md §7.2).
+/// Longest time for which the attempt of a daemon that does not answer is kept: no job lives longer (custom-executor.md
+/// §7.2).
 const KEPT_TIME: Duration = Duration::from_hours(32 * 24);
 
 /// Ends and removes an attempt whose ids have `prefix`. Returns a text for each thing that is left. If that is a job of a

@@ -82,8 +82,10 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
     }
     if let Some(client) = work.client() {
         match finish(&client, &id).await {
-            // Noted so that `cleanup` need not ask; a note that fails costs it a question.
-            Ok(()) => state.drop_job(id.as_str()).unwrap_or_default(),
+            Ok(()) => {
+                // Noted so that `cleanup` need not ask; a note that fails costs it a question.
+                state.drop_job(id.as_str()).ok();
+            }
             Err(error) => (driver.say)(&format!(
                 "warning: the daemon did not remove the job of this stage; cleanup will try again: {error}"
             )),

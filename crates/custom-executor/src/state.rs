@@ -51,7 +51,7 @@ const LOG: &str = "daemon.log";
 const BIN: &str = "bin";
 const DAEMON_STATE: &str = "d";
 
-/// In the list of jobs, begins a line about a job that is gone from the daemon. No id has it.
+/// Begins a line of the list of jobs whose job is gone from the daemon. Ids of attempts begin with `ce-`.
 const GONE_JOB: char = '-';
 
 /// Ends of names beside the folder. No nonce has a `~`.

@@ -188,9 +188,8 @@ fn a_daemon_that_cannot_be_reached_is_named() {
     assert_eq!(call.stderr().lines().count(), 1, "{}", call.stderr());
 }
 
-/// What a daemon that is away may still run is ended once it is back (custom-executor.md §9).
-#[test]
-fn fault_115_jobs_of_a_daemon_that_is_away_are_ended_by_the_next_cleanup() {
+/// Starts a job on a daemon, kills driver and daemon, and cleans up in vain.
+fn cleaned_up_in_vain() -> (Daemon, Runner) {
     let mut daemon = Daemon::start();
     let mut runner = Runner::shared(&daemon.socket).option("--connect-timeout=1s").prepared();
     runner.stage("prepare_script", "true").is(&Seen::Success);
@@ -203,10 +202,39 @@ fn fault_115_jobs_of_a_daemon_that_is_away_are_ended_by_the_next_cleanup() {
     assert!(!call.stderr().contains("prepare_script"), "a stage that has ended: {}", call.stderr());
     assert_eq!(call.stderr().lines().count(), 1, "{}", call.stderr());
     assert!(!runner.processes().is_empty(), "the stage goes on");
-    daemon.restart();
-    runner.call(&["cleanup"]).is(&Seen::Success);
-    runner.left_nothing();
-    assert_eq!(daemon.folders(), [""; 0]);
+    (daemon, runner)
+}
+
+/// A job of a daemon that is away is ended once the daemon is back (custom-executor.md §9).
+#[test]
+fn fault_115_jobs_of_a_daemon_that_is_away_are_ended_by_the_next_cleanup() {
+    for by_another in [false, true] {
+        let (mut daemon, runner) = cleaned_up_in_vain();
+        daemon.restart();
+        if by_another {
+            // The Runner has removed the private directory.
+            std::fs::remove_dir_all(runner.tmpdir()).unwrap();
+            let mut other = Runner::shared(&daemon.socket).root(runner.file("state").to_str().unwrap());
+            // The Runner names each private directory differently.
+            other.attempt();
+            let other = other.variable("CI_JOB_ID", "78").option("--abandon-after=0s");
+            other.call(&["cleanup"]).is(&Seen::Success);
+        } else {
+            runner.call(&["cleanup"]).is(&Seen::Success);
+        }
+        runner.left_nothing();
+        assert_eq!(daemon.folders(), [""; 0]);
+    }
+}
+
+/// No job lives as long as that, so nobody is asked for it any more.
+#[test]
+fn fault_115_the_list_of_jobs_is_not_kept_for_ever() {
+    let (_daemon, runner) = cleaned_up_in_vain();
+    let mark = std::fs::File::open(runner.state().join("step-runner-custom-executor")).unwrap();
+    mark.set_modified(std::time::UNIX_EPOCH).unwrap();
+    runner.call(&["cleanup"]).is(&Seen::SystemFailure);
+    assert!(!runner.state().exists());
 }
 
 /// A stage that waits for its place is not started after a `cleanup` that has found nothing to end.

@@ -151,7 +151,7 @@ pub enum Event {
     FetchRetried {
         /// Number of the attempt.
         process: ProcessNumber,
-        /// What went wrong, and when the next try begins, without credentials.
+        /// Reason and time of the next try, without credentials.
         why: String,
     },
 }
