@@ -58,6 +58,16 @@ fn fault_101_cleanup_ends_what_is_stopped_again_and_again() {
     runner.left_nothing();
 }
 
+/// Returns the reapers that a keeper has started.
+fn reapers_of(keeper: i32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap();
+    let is_reaper = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|&byte| byte == 0).any(|word| word == b"reaper")
+    };
+    children.split_whitespace().map(|pid| pid.parse().unwrap()).filter(is_reaper).collect()
+}
+
 /// What cannot be ended is named, and the call fails.
 #[test]
 fn fault_101_cleanup_names_what_does_not_end() {
@@ -84,6 +94,11 @@ fn fault_101_cleanup_names_what_does_not_end() {
     // Nothing is left that knows the job's processes, and this cleanup may not signal another user's.
     for word in ["watch", "serve", "keeper"] {
         let other = wait_for(word, || runner.process(word));
+        if word == "keeper" {
+            // Without control groups a reaper holds the job's processes, and kills them if its keeper is gone.
+            kill(other, Signal::STOP);
+            reapers_of(other).into_iter().for_each(|reaper| kill(reaper, Signal::KILL));
+        }
         kill(other, Signal::KILL);
         wait_for("its end", || (!is_alive(other)).then_some(()));
     }
