@@ -137,7 +137,8 @@ pub(super) fn undo_probe(key: JobKey, directory: &str) {
 }
 
 /// Writes all files or none, at the start of the job. The journal gets their identities before the files get their
-/// names. The call can be repeated after a crash.
+/// names, and is read again: a file that no event names could not be told from anybody's, and its secret would stay. The
+/// call can be repeated after a crash.
 pub fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileError> {
     let Some(first) = list.first() else { return Ok(()) };
     // All files are in one directory (variables.md §3). The first file keeps it from being removed meanwhile.
@@ -145,7 +146,7 @@ pub fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileEr
     let (dir, _, file) = open_with_file(&first.directory, &temporary(key, 0))?;
     let written = write_temporaries(key, dir.as_fd(), file, list)
         .map_err(FileError::io(&first.directory))
-        .and_then(|events| Ok(folder.append_all(&events)?))
+        .and_then(|events| Ok(folder.append_all(&events).and_then(|()| folder.check_named(&events))?))
         .and_then(|()| give_names(key, dir.as_fd(), list).map_err(FileError::io(&first.directory)));
     if written.is_err() {
         drop(remove_temporaries(key, dir.as_fd(), list.len()));
@@ -264,6 +265,20 @@ impl Tally {
 }
 
 impl JobFolder {
+    /// Asserts that these events can be read in the journal: a device may have lost them, or what stands before them.
+    fn check_named(&self, events: &[Event]) -> Result<(), StoreError> {
+        let (journal, damage) = self.read_good_journal();
+        let is_lost = |event: &Event| {
+            matches!(event, Event::File { path, device, inode }
+                if !journal.files.iter().any(|(named, at, of)| (named, at, of) == (path, device, inode)))
+        };
+        if !events.iter().any(is_lost) {
+            return Ok(());
+        }
+        let reason = damage.unwrap_or_else(|| "the device has lost what was written last".to_owned());
+        Err(self.error("read", "journal")(io::Error::other(reason)))
+    }
+
     /// Removes the job's file variables at its end, as record and journal name them. A device that has lost a part of the
     /// journal keeps no file whose name is in the rest.
     pub fn remove_file_variables(&self) -> Result<(), FilesLeft> {

@@ -214,10 +214,27 @@ fn fault_99_a_device_that_lost_a_part_of_the_journal_keeps_no_file_that_the_rest
     job_folder.remove_file_variables().unwrap();
     assert!(!case.directory().exists());
     // A file that the good part does not name may be anybody's, and may hold a secret.
+    fs::remove_file(&journal).unwrap();
     write_all(&job_folder, &case.variables(&["A", "B"])).unwrap();
     let first = good.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     fs::write(&journal, [&good[..first], &b"lost\n"[..]].concat()).unwrap();
     let left = job_folder.remove_file_variables().unwrap_err();
     assert!(left.has_content && left.path().ends_with("B"), "{left}: {}", left.path().display());
     assert!(case.names().contains(&"B".to_owned()));
+}
+
+#[test]
+fn fault_117_files_that_the_journal_cannot_name_get_no_names() {
+    let case = Case::new();
+    let cut_at_its_begin = "\"crc32\":\"09f08a47\"}\n";
+    let cut_at_its_end = "{\"crc32\":\"09f0";
+    for (id, lost) in [("1", cut_at_its_begin), ("2", cut_at_its_end)] {
+        let (job_folder, _) = case.job(id, &["A", "B"]);
+        fs::write(job_folder.path("journal"), lost).unwrap();
+        let error = write_all(&job_folder, &case.variables(&["A", "B"])).unwrap_err();
+        let text = step_runner_model::error::Chain(&error).to_string();
+        assert!(text.contains("journal: damaged at byte 0"), "{text}");
+        assert!(case.names().is_empty(), "{:?}", case.names());
+        job_folder.remove_file_variables().unwrap();
+    }
 }
