@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::fake_gitlab::{FakeGitlab, RUNNER};
 use crate::scene::Scene;
+use crate::support::programs::write_program;
 use crate::support::{kill, wait_for};
 
 /// Variable with the process id of the engine. Without it there is none.
@@ -163,6 +164,36 @@ fn a27_a_job_runs_in_a_container_of_its_image_and_nothing_of_it_is_left() {
         "{text}"
     );
     assert!(!text.contains("canary-canary"), "{text}");
+    engine.is_empty();
+}
+
+/// `docker` that is refused once, as an engine does it to one of two that make a folder of a volume at the same moment.
+const LATE_DOCKER: &str = r#"#!/bin/sh
+PATH=${PATH#*:}
+case "$*" in
+*" cp - "*:/cache)
+    if [ ! -e "$0.refused" ]; then
+        : >"$0.refused"
+        cat >/dev/null
+        echo "Error response from daemon: Error processing tar file(exit status 1): mkdir /cache/104b703f: file exists" >&2
+        exit 1
+    fi
+    ;;
+esac
+exec docker "$@"
+"#;
+
+#[test]
+fn a27_a_folder_for_caches_that_another_job_makes_at_the_same_moment_is_there() {
+    let Some(mut engine) = Engine::with("") else { return };
+    let programs = engine.scene.path("programs");
+    std::fs::create_dir(&programs).unwrap();
+    write_program(&programs.join("docker"), LATE_DOCKER);
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    engine.scene.start_with(|command| _ = command.env("PATH", path));
+    let job = engine.job_with_cache(&["echo made >kept"]);
+    engine.succeeds(job);
+    assert!(programs.join("docker.refused").exists(), "nothing was copied to the volume");
     engine.is_empty();
 }
 

@@ -181,7 +181,14 @@ impl Preparation<'_> {
     /// Puts an archive into the job's container. A second copy changes nothing.
     async fn copy(&self, input: impl Fn() -> Input + Sync, folder: &str) -> Result<(), Failed> {
         let target = format!("{}:{folder}", self.docker.name);
-        self.engine.insist_with(&["cp", "-", &target], Some(&input), COPY).await?;
+        let words = ["cp", "-", &target];
+        match self.engine.insist_with(&words, Some(&input), COPY).await {
+            // Jobs of one project share the volume for caches. Another one's copy has made the folder at the same moment.
+            Err(Trouble::Refused(text)) if text.contains("mkdir ") && text.contains(": file exists") => {
+                self.engine.insist_with(&words, Some(&input), COPY).await?;
+            }
+            result => drop(result?),
+        }
         Ok(())
     }
 
