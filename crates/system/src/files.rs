@@ -206,7 +206,8 @@ fn write_some(fd: impl AsFd, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
     Ok(())
 }
 
-/// Writes a file under a temporary name and renames it, so that a reader sees the old content or the new.
+/// Writes a file under a temporary name and renames it, so that a reader sees the old content or the new. A device that
+/// says it took all and has less gives an error, and the old content stays.
 pub fn replace(at: impl AsFd, name: &str, content: &[u8]) -> io::Result<()> {
     let at = at.as_fd();
     let temporary = format!("{name}.tmp");
@@ -217,11 +218,23 @@ pub fn replace(at: impl AsFd, name: &str, content: &[u8]) -> io::Result<()> {
         }
         result => result,
     }?;
-    let written = write_all(file, content).and_then(|()| rename(at, temporary.as_str(), at, name));
+    let kept = content.get(..failpoint::amount("files::kept", content.len())).unwrap_or(content);
+    let written = write_all(&file, kept)
+        .and_then(|()| check_length(&file, content.len()))
+        .and_then(|()| rename(at, temporary.as_str(), at, name));
     if written.is_err() {
         drop(unlink(at, temporary.as_str()));
     }
     written
+}
+
+/// Asserts that a file has the length that was written.
+fn check_length(file: &OwnedFd, wanted: usize) -> io::Result<()> {
+    let length = stat_of(file)?.st_size;
+    if u64::try_from(length) == Ok(wanted as u64) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("the device has {length} of the {wanted} bytes that it took")))
 }
 
 /// Reads up to `want` bytes at `offset` into a new buffer; less only at the end of the file.

@@ -51,6 +51,17 @@ async fn fault_26_a_run_that_is_refused_because_its_probe_stays_leaves_nothing()
 }
 
 #[tokio::test]
+async fn fault_117_a_run_whose_record_the_device_lost_is_refused_and_leaves_nothing() {
+    // The daemon writes a record of its own first.
+    let daemon = failing("files::kept=1*off->1*return(7)->off", "");
+    let client = daemon.client().await;
+    let refused = client.try_run(request("1", &script("echo ran"))).await.unwrap_err();
+    assert!(refused.message().contains("the device has 7 of the "), "{refused:?}");
+    assert_eq!(daemon.folders(), Vec::<String>::new());
+    assert_eq!(client.run_to_end("1", &script("echo ran")).await.state(), State::Success);
+}
+
+#[tokio::test]
 async fn fault_28_writes_that_take_one_byte_or_are_interrupted_lose_and_double_nothing() {
     let short = "files::write_part=return(1)";
     let interrupted = "files::write=1%return(EINTR)";
