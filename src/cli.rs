@@ -283,7 +283,7 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
 });
 
 fn usage(error: clap::Error) -> ExitCode {
-    let error = without_values(with_suggestion(error));
+    let error = without_values(with_command(with_suggestion(error)));
     let printed = error.print().and_then(|()| std::io::stdout().flush());
     // A usage error goes to stderr: there is nowhere to report a failure to.
     if !error.use_stderr()
@@ -313,6 +313,24 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
     error
 }
 
+/// Adds the command that was meant to an error about a word too many that is the name of one, as in `agent verify`.
+fn with_command(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::UnknownArgument
+        && error.get(ContextKind::Suggested).is_none()
+        && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && is_command(word)
+    {
+        let tip = format!("`{word}` is a command of its own: step-runner {word}").into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
+}
+
+/// True if this is the name of a command that help shows.
+fn is_command(word: &str) -> bool {
+    command().get_subcommands().any(|sub| !sub.is_hide_set() && sub.get_name() == word)
+}
+
 /// Removes values from a usage error, because a value can be a secret that was given to the wrong option. Nothing masks it
 /// yet. Names of options and commands stay.
 fn without_values(mut error: clap::Error) -> clap::Error {
@@ -322,7 +340,7 @@ fn without_values(mut error: clap::Error) -> clap::Error {
             // Without a value the message says that one is missing.
             Some(ContextValue::String(text)) if kind == ContextKind::InvalidValue => !text.is_empty(),
             Some(ContextValue::String(text)) => {
-                error.kind() == ErrorKind::UnknownArgument && !text.starts_with('-')
+                error.kind() == ErrorKind::UnknownArgument && !text.starts_with('-') && !is_command(text)
             }
             _ => false,
         };

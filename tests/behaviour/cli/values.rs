@@ -36,6 +36,12 @@ fn fault_109_usage_errors_show_no_value() {
 }
 
 #[test]
+fn a_word_too_many_that_is_a_command_is_shown_with_that_command() {
+    let said = stderr(&program(&["agent", "verify"]).output().unwrap());
+    assert!(said.contains("'verify'") && said.contains("step-runner verify"), "{said}");
+}
+
+#[test]
 fn fault_109_a_path_that_holds_a_declared_secret_is_masked_in_errors() {
     let folder = tempfile::tempdir().unwrap();
     let results = folder.path().join(SECRET).join("none").join("r.json");
