@@ -60,6 +60,11 @@ impl Ran {
     }
 }
 
+/// Returns false, and reports the test of this thread as skipped, without git.
+fn has_git() -> bool {
+    parts::has_program(std::thread::current().name().unwrap_or_default(), "git")
+}
+
 impl Scene {
     /// A project without git.
     fn plain(files: &[(&str, &str)]) -> Self {
@@ -72,11 +77,13 @@ impl Scene {
         scene
     }
 
-    /// A project with one commit on `main`.
-    fn new(files: &[(&str, &str)]) -> Self {
-        let scene = Self::plain(files);
-        scene.commit("main", "First");
-        scene
+    /// A project with one commit on `main`. Without git there is none, and the test is skipped.
+    fn new(files: &[(&str, &str)]) -> Option<Self> {
+        has_git().then(|| {
+            let scene = Self::plain(files);
+            scene.commit("main", "First");
+            scene
+        })
     }
 
     fn commit(&self, branch: &str, message: &str) {
@@ -132,10 +139,6 @@ impl Scene {
     fn job(&self, name: &str, more: &[&str]) -> Ran {
         self.step_runner(&[&["run", "--job", name], more].concat())
     }
-}
-
-fn has_git() -> bool {
-    Command::new("git").arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
 /// Copies a folder with all below it.
