@@ -6,7 +6,6 @@
 
 pub mod actors;
 mod app;
-mod bootstrap;
 pub mod cli;
 pub mod grpc;
 mod logging;
@@ -31,7 +30,7 @@ pub use step_runner_process as process;
 pub use step_runner_proto as pb;
 use step_runner_pull as pull;
 pub use step_runner_store as store;
+use step_runner_system::{bootstrap, files, signal};
 pub use step_runner_system::{clock, failpoint, threads};
-use step_runner_system::{files, signal};
 pub use step_runner_transfer::{builtin, fetch, oci};
 pub use step_runner_web as web;

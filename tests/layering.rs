@@ -149,7 +149,6 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("grpc", grpc.clone()),
         ("app", app.clone()),
         ("proxy", vec!["net"]),
-        ("bootstrap", vec![]),
         (
             "cli",
             [

@@ -11,7 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-pub(crate) use error::BootstrapError;
+pub use error::BootstrapError;
 use error::at;
 
 /// File name of the program in a folder.
@@ -31,7 +31,7 @@ const CHUNK: usize = 64 << 10;
 
 /// Form of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub enum Form {
     /// A folder, created if missing. The program in it is `step-runner`.
     Folder,
     /// The program itself, or a folder if one exists there or the path ends in `/`.
@@ -39,7 +39,7 @@ pub(crate) enum Form {
 }
 
 /// Returns the path of the program for the destination `path`.
-pub(crate) fn destination(path: &Path, form: Form) -> PathBuf {
+pub fn destination(path: &Path, form: Form) -> PathBuf {
     let is_folder = match form {
         Form::Folder => true,
         Form::FileOrFolder => path.as_os_str().as_encoded_bytes().ends_with(b"/") || path.is_dir(),
@@ -48,7 +48,7 @@ pub(crate) fn destination(path: &Path, form: Form) -> PathBuf {
 }
 
 /// Copies this program to `destination`, and its companions from the folder `root` to the same place.
-pub(crate) fn install(destination: &Path, root: &Path) -> Result<(), BootstrapError> {
+pub fn install(destination: &Path, root: &Path) -> Result<(), BootstrapError> {
     // This finds the running program even if its file was deleted or replaced.
     let running = Path::new("/proc/self/exe");
     if !Path::new("/proc/self").exists() {

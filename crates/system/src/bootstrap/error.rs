@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Reasons why the copy failed. Each file at the destination is the old one or the complete new one.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BootstrapError {
+pub enum BootstrapError {
     /// The program would have to replace a folder.
     #[error("{} is a folder, but the program must be a file at this path: name another place, or remove the folder", path.display())]
     FolderInTheWay {
