@@ -97,7 +97,9 @@ fn fault_101_cleanup_names_what_does_not_end() {
         if word == "keeper" {
             // Without control groups a reaper holds the job's processes, and kills them if its keeper is gone.
             kill(other, Signal::STOP);
-            reapers_of(other).into_iter().for_each(|reaper| kill(reaper, Signal::KILL));
+            for reaper in reapers_of(other) {
+                kill(reaper, Signal::KILL);
+            }
         }
         kill(other, Signal::KILL);
         wait_for("its end", || (!is_alive(other)).then_some(()));
