@@ -4,9 +4,9 @@
 //! - [`clock`] is the time, which a test can steer;
 //! - [`files`] makes every operation on files of ours;
 //! - [`threads`] are for work that would hold up a thread that serves;
-//! - [`bootstrap`] copies the program;
 //! - [`signal`] hears the signals of operators;
-//! - [`failpoint`] are the places where a test makes all of these fail.
+//! - [`failpoint`] are the places where a test makes all of these fail;
+//! - [`bootstrap`] copies the program to where a job's environment finds it. It has no failpoints.
 //!
 //! The crate may use `model` only. It knows no job, no log and no format of a file.
 
